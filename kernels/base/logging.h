@@ -45,17 +45,17 @@ struct LogVoidify {
 #define STILLHOUSE_LOG_LEVEL_FATAL ::stillhouse::LogLevel::kFatal
 
 // STILLHOUSE_LOG(INFO) << "message";
-#define STILLHOUSE_LOG(severity)                                                       \
-  (STILLHOUSE_LOG_LEVEL_##severity < ::stillhouse::GetLogLevel())                      \
-      ? (void)0                                                                        \
-      : ::stillhouse::internal::LogVoidify() &                                         \
+#define STILLHOUSE_LOG(severity)                                  \
+  (STILLHOUSE_LOG_LEVEL_##severity < ::stillhouse::GetLogLevel()) \
+      ? (void)0                                                   \
+      : ::stillhouse::internal::LogVoidify() &                    \
             ::stillhouse::internal::LogLine(STILLHOUSE_LOG_LEVEL_##severity, __FILE__, __LINE__).stream()
 
-#define STILLHOUSE_CHECK(condition)                                                                             \
-  (__builtin_expect(static_cast<bool>(condition), 1))                                                           \
-      ? (void)0                                                                                                 \
-      : ::stillhouse::internal::LogVoidify() &                                                                  \
-            ::stillhouse::internal::LogLine(::stillhouse::LogLevel::kFatal, __FILE__, __LINE__).stream()        \
+#define STILLHOUSE_CHECK(condition)                                                                      \
+  (__builtin_expect(static_cast<bool>(condition), 1))                                                    \
+      ? (void)0                                                                                          \
+      : ::stillhouse::internal::LogVoidify() &                                                           \
+            ::stillhouse::internal::LogLine(::stillhouse::LogLevel::kFatal, __FILE__, __LINE__).stream() \
                 << "check failed: " #condition " "
 
 #define STILLHOUSE_CHECK_EQ(a, b) STILLHOUSE_CHECK((a) == (b)) << (a) << " vs " << (b) << " "

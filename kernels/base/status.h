@@ -11,10 +11,10 @@
 #define STILLHOUSE_CONCAT_(a, b) STILLHOUSE_CONCAT_INNER_(a, b)
 
 // Returns early with the status of `expr` unless it is OK.
-#define STILLHOUSE_RETURN_IF_ERROR(expr)                        \
-  do {                                                          \
-    absl::Status stillhouse_status_ = (expr);                   \
-    if (!stillhouse_status_.ok()) return stillhouse_status_;    \
+#define STILLHOUSE_RETURN_IF_ERROR(expr)                     \
+  do {                                                       \
+    absl::Status stillhouse_status_ = (expr);                \
+    if (!stillhouse_status_.ok()) return stillhouse_status_; \
   } while (false)
 
 // STILLHOUSE_ASSIGN_OR_RETURN(auto x, MakeX()): declares or assigns x, or returns early with the error.

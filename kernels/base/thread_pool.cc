@@ -98,8 +98,7 @@ void ThreadPool::ParallelFor(int64_t tasks, const std::function<void(int64_t, in
   body_ = nullptr;
 }
 
-void ThreadPool::ParallelRanges(int64_t size, int64_t grain,
-                                const std::function<void(int64_t, int64_t, int)>& body) {
+void ThreadPool::ParallelRanges(int64_t size, int64_t grain, const std::function<void(int64_t, int64_t, int)>& body) {
   if (size <= 0) return;
   grain = std::max<int64_t>(grain, 1);
   const int64_t pieces = std::min<int64_t>((size + grain - 1) / grain, 4 * num_threads());

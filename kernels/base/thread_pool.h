@@ -29,7 +29,8 @@ class ThreadPool {
   void ParallelFor(int64_t tasks, const std::function<void(int64_t task, int thread)>& body);
 
   // Splits [0, size) in ranges of at least `grain` and calls body(begin, end, thread) for each.
-  void ParallelRanges(int64_t size, int64_t grain, const std::function<void(int64_t begin, int64_t end, int thread)>& body);
+  void ParallelRanges(int64_t size, int64_t grain,
+                      const std::function<void(int64_t begin, int64_t end, int thread)>& body);
 
  private:
   void WorkerLoop(int thread);

@@ -1,0 +1,77 @@
+// Memory that tensors share, and the pool that lends it.
+#ifndef STILLHOUSE_KERNELS_TENSOR_BUFFER_H_
+#define STILLHOUSE_KERNELS_TENSOR_BUFFER_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace stillhouse {
+
+enum class DeviceType : uint8_t { kCpu, kCuda };
+
+// A block of memory with one address and a releaser. Shared by every tensor that views it; freed with the last of them.
+class Buffer {
+ public:
+  Buffer(void* data, size_t bytes, DeviceType device, std::function<void(void*, size_t)> release)
+      : data_(data), bytes_(bytes), device_(device), release_(std::move(release)) {}
+  ~Buffer() {
+    if (release_) release_(data_, bytes_);
+  }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  void* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+  DeviceType device() const { return device_; }
+
+ private:
+  void* data_;
+  size_t bytes_;
+  DeviceType device_;
+  std::function<void(void*, size_t)> release_;
+};
+
+// How a device hands out raw memory. Alignment is at least 64 bytes; null when there is none left. Any thread.
+class RawMemory {
+ public:
+  virtual ~RawMemory() = default;
+  virtual DeviceType device() const = 0;
+  virtual void* Allocate(size_t bytes) = 0;
+  virtual void Free(void* data, size_t bytes) = 0;
+};
+
+// Host memory; large blocks are page aligned (huge pages are asked for).
+std::shared_ptr<RawMemory> HostMemory();
+
+// Keeps freed blocks by size class, so that a step's short-lived tensors cost no system call and no page fault.
+// Buffers may outlive the pool. Any thread. Contents of a new buffer are undefined.
+class BufferPool {
+ public:
+  // `limit_bytes` bounds what the pool keeps for reuse (not what is lent).
+  explicit BufferPool(std::shared_ptr<RawMemory> memory, size_t limit_bytes = size_t{2} << 30);
+
+  // A buffer of at least `bytes`. Running out of memory ends the process with a clear log: budgets (cache admission,
+  // sequence admission) are checked long before this point.
+  std::shared_ptr<Buffer> Allocate(size_t bytes);
+
+  // Gives cached blocks back to the device.
+  void Trim();
+
+  DeviceType device() const;
+  size_t lent_bytes() const;    // in use now
+  size_t cached_bytes() const;  // kept for reuse
+  size_t peak_bytes() const;    // most ever lent
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace stillhouse
+
+#endif  // STILLHOUSE_KERNELS_TENSOR_BUFFER_H_
