@@ -1,0 +1,95 @@
+// Which memories are in memory: the only way from a cache's name to its keys and values.
+#ifndef STILLHOUSE_SERVER_CORPUS_DIRECTORY_H_
+#define STILLHOUSE_SERVER_CORPUS_DIRECTORY_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "cache_store/artifact.h"
+#include "cache_store/store.h"
+#include "server/model/weights.h"
+#include "server/state/memory.h"
+
+namespace stillhouse {
+
+// A resident memory, held: it stays as long as a copy of this does, also after its cache was deleted or replaced.
+struct PinnedMemory {
+  std::string tenant, corpus_id, cache_id;
+  std::string method;     // "CARTRIDGE", …
+  ArtifactHeader header;  // fingerprints, slots, quality report
+  std::shared_ptr<const Memory> memory;
+  bool was_resident = false;  // false: this call loaded it
+  absl::Duration load_time;   // zero if it was resident
+};
+
+struct ResidentStats {
+  int64_t memories = 0;
+  int64_t canonical_bytes = 0;
+  int64_t allocated_bytes = 0;
+  struct ByMethod {
+    std::string method;
+    int64_t memories = 0;
+    int64_t canonical_bytes = 0;
+  };
+  std::vector<ByMethod> by_method;
+};
+
+// Called from any thread.
+class DirectoryObserver {
+ public:
+  virtual ~DirectoryObserver() = default;
+  virtual void OnRoute(std::string_view method, std::string_view outcome) {}  // outcome: hot, cold, failed
+  virtual void OnLoad(absl::Duration duration) {}
+  virtual void OnChecksumFailure() {}
+};
+
+struct DirectoryOptions {
+  int64_t budget_bytes = int64_t{2} << 30;  // resident memories; least recently used unpinned ones go first
+  DirectoryObserver* observer = nullptr;
+};
+
+// Loads on the caller's thread (never the engine's), once per cache however many callers wait. A corrupt artifact is
+// quarantined in the store and answered with DATA_LOSS; one of another model, tokenizer, RoPE or template with
+// FAILED_PRECONDITION naming what differs. Thread-safe.
+class Directory {
+ public:
+  Directory(const Context& ctx, std::shared_ptr<const Weights> weights, ArtifactFingerprints fingerprints, Store* store,
+            const DirectoryOptions& options);
+  ~Directory();
+  Directory(const Directory&) = delete;
+  Directory& operator=(const Directory&) = delete;
+
+  // cache_id empty: the corpus's newest cache. NOT_FOUND if there is none; RESOURCE_EXHAUSTED if pinned memories leave
+  // no room.
+  absl::StatusOr<PinnedMemory> Pin(std::string_view tenant, std::string_view corpus_id, std::string_view cache_id);
+
+  // Makes a freshly stored artifact the resident one, atomically; holders of the old version keep it. Called after the
+  // store's commit.
+  void Publish(std::string_view tenant, std::string_view corpus_id, std::string_view cache_id, const ArtifactRow& row,
+               const ArtifactHeader& header, std::shared_ptr<const Memory> memory);
+  // Forgets a deleted cache (or, with cache_id empty, all of a corpus's). Holders keep theirs.
+  void Forget(std::string_view tenant, std::string_view corpus_id, std::string_view cache_id);
+  bool IsResident(std::string_view tenant, std::string_view corpus_id, std::string_view cache_id) const;
+  ResidentStats stats() const;
+
+  const ArtifactFingerprints& fingerprints() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+// A memory as artifact sections and back. The header's shape fields are filled from the memory.
+absl::StatusOr<std::shared_ptr<const Memory>> LoadMemory(const Context& ctx, const ModelConfig& config,
+                                                         const Artifact& artifact);
+absl::Status StoreMemory(const Context& ctx, const ModelConfig& config, const Memory& memory, ArtifactHeader header,
+                         BlobWriter* blob);
+
+}  // namespace stillhouse
+
+#endif  // STILLHOUSE_SERVER_CORPUS_DIRECTORY_H_
