@@ -1,0 +1,199 @@
+#include "server/metrics/metrics.h"
+
+#include <prometheus/collectable.h>
+#include <prometheus/counter.h>
+#include <prometheus/exposer.h>
+#include <prometheus/family.h>
+#include <prometheus/gauge.h>
+#include <prometheus/histogram.h>
+#include <prometheus/registry.h>
+#include <prometheus/text_serializer.h>
+
+#include <exception>
+#include <mutex>
+#include <unordered_set>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "kernels/base/logging.h"
+#include "server/metrics/metric_table.h"
+
+namespace stillhouse {
+namespace {
+
+constexpr const char* kOther = "_other";
+
+const MetricSpec& Spec(Metric metric, MetricType type) {
+  const MetricSpec& spec = MetricTable()[static_cast<size_t>(metric)];
+  STILLHOUSE_CHECK(spec.metric == metric) << "metric_table.cc is not in the order of the enum at " << spec.name;
+  STILLHOUSE_CHECK(spec.type == type) << spec.name << " is of another type";
+  return spec;
+}
+
+}  // namespace
+
+void CounterHandle::Add(double amount) const { counter_->Increment(amount); }
+void GaugeHandle::Set(double value) const { gauge_->Set(value); }
+void GaugeHandle::Add(double amount) const { gauge_->Increment(amount); }
+void HistogramHandle::Observe(double value) const { histogram_->Observe(value); }
+
+struct Metrics::Impl : public prometheus::Collectable {
+  union Family {
+    prometheus::Family<prometheus::Counter>* counter;
+    prometheus::Family<prometheus::Gauge>* gauge;
+    prometheus::Family<prometheus::Histogram>* histogram;
+  };
+
+  prometheus::Registry registry;
+  std::vector<Family> families;
+  std::unordered_set<std::string> tenant_labels;
+  mutable std::mutex samplers_mutex;
+  std::vector<std::function<void()>> samplers;           // guarded by samplers_mutex
+  std::shared_ptr<prometheus::Collectable> collectable;  // an alias of this, for the exposer's weak pointer
+  std::mutex exposer_mutex;
+  std::unique_ptr<prometheus::Exposer> exposer;  // guarded by exposer_mutex
+
+  std::vector<prometheus::MetricFamily> Collect() const override {
+    std::vector<std::function<void()>> run;
+    {
+      std::lock_guard<std::mutex> lock(samplers_mutex);
+      run = samplers;
+    }
+    for (const auto& sampler : run) sampler();
+    return registry.Collect();
+  }
+
+  // The value as it may appear, which bounds the series.
+  std::string Bounded(const MetricLabel& label, std::string_view value) const {
+    if (!label.values.empty()) {
+      for (const char* known : label.values) {
+        if (value == known) return std::string(value);
+      }
+      return kOther;
+    }
+    if (std::string_view(label.name) == "tenant" && tenant_labels.count(std::string(value)) == 0) return kOther;
+    return std::string(value);
+  }
+
+  prometheus::Labels Labels(const MetricSpec& spec, LabelValues values) const {
+    STILLHOUSE_CHECK_EQ(values.size(), spec.labels.size()) << spec.name;
+    prometheus::Labels labels;
+    size_t i = 0;
+    for (std::string_view value : values) {
+      const MetricLabel& label = spec.labels[i++];
+      labels.emplace(label.name, Bounded(label, value));
+    }
+    return labels;
+  }
+
+  void Declare(const MetricSpec& spec) {
+    Family family;
+    switch (spec.type) {
+      case MetricType::kCounter:
+        family.counter = &prometheus::BuildCounter().Name(spec.name).Help(spec.help).Register(registry);
+        break;
+      case MetricType::kGauge:
+        family.gauge = &prometheus::BuildGauge().Name(spec.name).Help(spec.help).Register(registry);
+        break;
+      case MetricType::kHistogram:
+        family.histogram = &prometheus::BuildHistogram().Name(spec.name).Help(spec.help).Register(registry);
+        break;
+    }
+    families.push_back(family);
+    // Series that can be known beforehand exist from the start, at 0: a rate over a counter that appears with its first
+    // event misses that event.
+    std::vector<prometheus::Labels> all = {{}};
+    for (const MetricLabel& label : spec.labels) {
+      if (label.values.empty()) return;
+      std::vector<prometheus::Labels> next;
+      for (const prometheus::Labels& labels : all) {
+        for (const char* value : label.values) {
+          next.push_back(labels);
+          next.back().emplace(label.name, value);
+        }
+      }
+      all = std::move(next);
+    }
+    if (spec.type == MetricType::kHistogram && !spec.labels.empty()) return;
+    for (const prometheus::Labels& labels : all) {
+      switch (spec.type) {
+        case MetricType::kCounter:
+          family.counter->Add(labels);
+          break;
+        case MetricType::kGauge:
+          family.gauge->Add(labels);
+          break;
+        case MetricType::kHistogram:
+          family.histogram->Add(labels, spec.buckets);
+          break;
+      }
+    }
+  }
+};
+
+Metrics::Metrics(MetricsOptions options) : impl_(std::make_unique<Impl>()) {
+  STILLHOUSE_CHECK_EQ(MetricTable().size(), static_cast<size_t>(Metric::kCount));
+  impl_->tenant_labels.insert(options.tenant_labels.begin(), options.tenant_labels.end());
+  for (const MetricSpec& spec : MetricTable()) impl_->Declare(spec);
+  impl_->collectable = std::shared_ptr<prometheus::Collectable>(impl_.get(), [](prometheus::Collectable*) {});
+}
+
+Metrics::~Metrics() { StopServing(); }
+
+CounterHandle Metrics::GetCounter(Metric metric, LabelValues labels) {
+  const MetricSpec& spec = Spec(metric, MetricType::kCounter);
+  return CounterHandle(&impl_->families[static_cast<size_t>(metric)].counter->Add(impl_->Labels(spec, labels)));
+}
+
+GaugeHandle Metrics::GetGauge(Metric metric, LabelValues labels) {
+  const MetricSpec& spec = Spec(metric, MetricType::kGauge);
+  return GaugeHandle(&impl_->families[static_cast<size_t>(metric)].gauge->Add(impl_->Labels(spec, labels)));
+}
+
+HistogramHandle Metrics::GetHistogram(Metric metric, LabelValues labels) {
+  const MetricSpec& spec = Spec(metric, MetricType::kHistogram);
+  return HistogramHandle(
+      &impl_->families[static_cast<size_t>(metric)].histogram->Add(impl_->Labels(spec, labels), spec.buckets));
+}
+
+void Metrics::Increment(Metric metric, LabelValues labels, double amount) { GetCounter(metric, labels).Add(amount); }
+void Metrics::Set(Metric metric, double value, LabelValues labels) { GetGauge(metric, labels).Set(value); }
+void Metrics::Observe(Metric metric, double value, LabelValues labels) { GetHistogram(metric, labels).Observe(value); }
+
+void Metrics::AddSampler(std::function<void()> sampler) {
+  std::lock_guard<std::mutex> lock(impl_->samplers_mutex);
+  impl_->samplers.push_back(std::move(sampler));
+}
+
+std::string Metrics::Expose() { return prometheus::TextSerializer().Serialize(impl_->Collect()); }
+
+absl::StatusOr<int> Metrics::Serve(std::string_view address) {
+  const size_t colon = address.rfind(':');
+  int port = 0;
+  if (colon == std::string_view::npos || colon == 0 ||
+      !absl::SimpleAtoi(std::string(address.substr(colon + 1)), &port) || port < 0 || port > 65535) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "'", std::string(address), "' is no address for metrics; write HOST:PORT, such as 127.0.0.1:9464"));
+  }
+  std::string_view host = address.substr(0, colon);
+  if (host == "localhost") host = "127.0.0.1";
+  std::lock_guard<std::mutex> lock(impl_->exposer_mutex);
+  try {
+    impl_->exposer = std::make_unique<prometheus::Exposer>(
+        std::vector<std::string>{"listening_ports", absl::StrCat(std::string(host), ":", port), "num_threads", "2"});
+    impl_->exposer->RegisterCollectable(impl_->collectable, "/metrics");
+    const std::vector<int> ports = impl_->exposer->GetListeningPorts();
+    if (!ports.empty()) return ports.front();
+  } catch (const std::exception&) {
+  }
+  impl_->exposer.reset();
+  return absl::UnavailableError(absl::StrCat("cannot serve metrics on ", std::string(address),
+                                             ": the address is in use or not one of this machine; choose another"));
+}
+
+void Metrics::StopServing() {
+  std::lock_guard<std::mutex> lock(impl_->exposer_mutex);
+  impl_->exposer.reset();
+}
+
+}  // namespace stillhouse
