@@ -31,7 +31,7 @@ struct ModelConfig {
   int64_t kv_bytes_per_slot(int64_t element_bytes = 4) const {
     return 2 * layers * kv_heads * head_dim * element_bytes;
   }
-  // Canonical text of the RoPE frequencies for artifact fingerprints ("rope_scaling").
+  // "half" or "interleaved", as in artifact fingerprints.
   std::string RopeLayoutName() const;
 };
 
