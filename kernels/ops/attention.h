@@ -17,7 +17,8 @@ struct KvSegment {
   bool memory = false;  // counted in stored_mass: a cartridge, as opposed to private pages
 };
 
-// The rows of q (and of k, v) that belong to one sequence, in order, and what they attend to besides themselves.
+// The rows of q (and of k, v) that belong to one sequence, in order, and what they attend to besides themselves. The
+// sequences of a step cover all rows, one after another.
 struct AttentionSequence {
   int64_t row_begin = 0;
   int64_t row_count = 0;

@@ -36,8 +36,8 @@ struct CrossEntropyOptions {
 };
 
 // loss_r = lse(z_r) − Σ_j y_j z_j. Targets are ids i32 [R], or soft f32 [R, V] with rows summing to 1 (then `targets`
-// is empty). class_weights f32 [V] (ids only): a row counts with its target's weight, and the mean divides by the sum
-// of the weights used.
+// is empty). class_weights f32 [V] (ids only): a row's whole loss counts with its target's weight, and the mean divides
+// by the sum of the weights used (0 rows: the mean is 0).
 struct CrossEntropyArgs {
   Tensor z, targets, soft_targets, class_weights;
   CrossEntropyOptions options;
@@ -71,7 +71,8 @@ enum class DistillMode : uint8_t {
 };
 
 // Sparse distillation (cartridges): each row carries the teacher's candidates (id, logprob); unused entries have id −1.
-// Mean over rows with row_weights (f32 [R], or empty: 1 each). Chunked like LinearCrossEntropy.
+// Mean over rows with row_weights (f32 [R], or empty: 1 each): Σ w·loss / Σ w over the rows that have a candidate; rows
+// without one are not supervised and do not count. Chunked like LinearCrossEntropy.
 struct LinearDistillArgs {
   Tensor x;            // [R, D]
   Tensor weight;       // [V, D]

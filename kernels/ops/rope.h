@@ -40,8 +40,8 @@ void ApplyYarnScaling(double theta, double factor, double beta_fast, double beta
                       RopeConfig& config);
 
 // out = x rotated by its row's position: x, out f32 [R, H, d] (d contiguous; may be the same memory when not recorded),
-// positions i32 [R]. The first rope_dim elements of each head turn, the rest pass. inverse negates sin: Rope(inverse) ∘
-// Rope = identity.
+// positions i32 [R]. The first rope_dim elements of each head turn, the rest pass. inverse negates sin
+// (and divides by attention_scale): Rope(inverse) ∘ Rope = identity.
 struct RopeArgs {
   Tensor x, positions, out;
   const RopeConfig* config = nullptr;

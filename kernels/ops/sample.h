@@ -11,8 +11,9 @@ namespace stillhouse {
 
 // One row's settings, in the order in which they apply: logits at or above `vocabulary` are masked; penalties on tokens
 // of `history` (repetition: positive logits divided, negative multiplied; frequency·count and presence subtracted);
-// temperature; top_k; top_p over what is left; min_p against the best; draw. temperature < 1e-5 is greedy: the best
-// logit after penalties, ties to the lower id.
+// temperature; top_k; top_p over what is left (the fewest tokens, best first, whose share reaches it); min_p against
+// the best; draw. Ties go to the lower id. The draw takes the first kept token, in order of id, at which the cumulated
+// probability exceeds UniformDraw(seed, step). temperature < 1e-5 is greedy: the best logit after penalties.
 struct SampleRow {
   float temperature = 0.0f;
   float top_p = 1.0f;
@@ -30,8 +31,8 @@ struct SampleRow {
 
 struct SampledToken {
   int32_t id = -1;
-  bool invalid = false;  // the row held a NaN or nothing but −inf: id is −1 and the request fails
-  float logprob = 0.0f;  // of the drawn token, from the unmodified logits (natural logarithm)
+  bool invalid = false;  // the row held a NaN or +inf, or nothing but −inf: id is −1 and the request fails
+  float logprob = 0.0f;  // of the drawn token, from the unmodified logits of the vocabulary (natural logarithm)
   std::vector<std::pair<int32_t, float>> top;  // best first, from the unmodified logits
 };
 
