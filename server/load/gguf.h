@@ -13,6 +13,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/types/span.h"
+#include "kernels/base/strings.h"
 #include "server/load/gguf_types.h"
 
 namespace stillhouse {
@@ -88,9 +89,9 @@ class GgufFile {
   size_t mapping_bytes_ = 0;
   absl::Span<const uint8_t> bytes_;
   uint64_t alignment_ = 32;
-  absl::flat_hash_map<std::string_view, Value> values_;
+  absl::flat_hash_map<std::string_view, Value, StringHash> values_;
   std::vector<GgufTensor> tensors_;
-  absl::flat_hash_map<std::string_view, size_t> tensor_index_;
+  absl::flat_hash_map<std::string_view, size_t, StringHash> tensor_index_;
 };
 
 }  // namespace stillhouse

@@ -48,7 +48,6 @@ class StreamDecoder {
 
   const Tokenizer* tokenizer_;
   Options options_;
-  size_t longest_stop_ = 0;
   std::string bytes_;  // the beginning of a code point, at most 3 bytes
   std::string text_;   // valid UTF-8 that may begin a stop string
   bool stopped_ = false;
