@@ -43,7 +43,9 @@ struct EngineOptions {
   int64_t prefill_chunk = 256;  // prompt rows per step while others decode
   int64_t page_budget_bytes = int64_t{1} << 30;
   int64_t context_limit = 0;  // positions; 0: the model's
-  int background_share = 8;   // one background turn in so many steps while interactive work is there
+  // Share of the time that background work gets while interactive work is there: builds go on, queries barely notice.
+  double background_share = 0.1;
+  int64_t vocabulary = 0;  // ids that may be drawn; 0: the model's
   EngineObserver* observer = nullptr;
 };
 

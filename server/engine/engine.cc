@@ -1,0 +1,573 @@
+#include "server/engine/engine.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <list>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <unordered_map>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "kernels/base/logging.h"
+#include "kernels/base/trace.h"
+#include "server/engine/scheduler.h"
+
+namespace stillhouse {
+namespace {
+
+// How often attention on memories is measured, in steps: it is a gauge, not a ledger.
+constexpr int64_t kMeasureEvery = 8;
+
+// One request, from Submit to OnFinish. Touched by the engine's thread only, once it left the inbox.
+struct Sequence {
+  uint64_t id = 0;
+  GenerationRequest request;
+  std::shared_ptr<GenerationSink> sink;
+  int64_t pages = 0;  // committed for its whole life
+  int64_t token_limit = 0;
+  bool limited_by_context = false;
+
+  std::unique_ptr<SequenceState> state;
+  size_t prompt_done = 0;
+  int32_t last_token = -1;
+  std::unordered_map<int32_t, int32_t> counts;  // generated tokens, where penalties want them
+  GenerationUsage usage;
+  double mass_sum = 0.0;
+  int64_t mass_count = 0;
+  absl::Time submitted, started, first_token, previous_token;
+
+  bool decoding() const { return prompt_done == request.prompt.size(); }
+  bool penalised() const {
+    const SampleRow& s = request.sampling;
+    return s.repetition_penalty != 1.0f || s.frequency_penalty != 0.0f || s.presence_penalty != 0.0f;
+  }
+};
+
+struct Task {
+  const std::function<absl::Status(const Context&)>* run = nullptr;
+  absl::Time deadline;
+  bool done = false;
+  absl::Status status;
+};
+
+// The waiting and running of one priority.
+struct Lane {
+  std::list<std::unique_ptr<Sequence>> waiting;
+  std::vector<std::unique_ptr<Sequence>> running;
+  std::deque<Task*> tasks;
+  int64_t committed_pages = 0;
+
+  bool idle() const { return waiting.empty() && running.empty() && tasks.empty(); }
+};
+
+struct Finished {
+  std::unique_ptr<Sequence> sequence;
+  FinishReason reason;
+  absl::Status status;
+};
+
+}  // namespace
+
+class Engine::Impl {
+ public:
+  Impl(const Context& ctx, std::shared_ptr<const Weights> weights, const EngineOptions& options)
+      : ctx_(ctx),
+        weights_(std::move(weights)),
+        options_(options),
+        pages_(ctx, weights_->config, options.page_budget_bytes),
+        turns_(options.background_share) {
+    ctx_.tape = nullptr;
+    if (options_.vocabulary <= 0) options_.vocabulary = weights_->config.vocabulary;
+    const int64_t model_limit = weights_->config.context_length;
+    context_limit_ = options_.context_limit > 0 ? std::min(options_.context_limit, model_limit) : model_limit;
+    thread_ = std::thread([this] { Loop(); });
+  }
+
+  ~Impl() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    thread_.join();
+  }
+
+  absl::StatusOr<GenerationHandle> Submit(GenerationRequest request, std::shared_ptr<GenerationSink> sink) {
+    auto sequence = std::make_unique<Sequence>();
+    if (request.prompt.empty()) return absl::InvalidArgumentError("the prompt is empty");
+    for (int32_t id : request.prompt) {
+      if (id < 0 || id >= weights_->config.vocabulary) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("token id ", id, " is outside the vocabulary of ", weights_->config.vocabulary));
+      }
+    }
+    if (request.max_tokens < 1) return absl::InvalidArgumentError("max_tokens must be at least 1");
+    int64_t start = 0;
+    for (const auto& memory : request.memories) start += memory->next_position;
+    const int64_t prompt = static_cast<int64_t>(request.prompt.size());
+    // The last token drawn needs no position of its own: it is never fed back.
+    const int64_t room = context_limit_ - start - prompt + 1;
+    if (room < 1) {
+      return absl::OutOfRangeError(absl::StrCat(
+          "the prompt has ", prompt, " tokens",
+          start > 0 ? absl::StrCat(" after memories that end at position ", start) : "", ", but the context has ",
+          context_limit_, " positions: shorten the prompt by ", 1 - room, " tokens"));
+    }
+    sequence->token_limit = std::min(request.max_tokens, room);
+    sequence->limited_by_context = room < request.max_tokens;
+    sequence->pages = (prompt + sequence->token_limit - 1 + PagePool::kPageSlots - 1) / PagePool::kPageSlots;
+    if (sequence->pages > LanePages(request.priority)) {
+      return absl::OutOfRangeError(absl::StrCat("prompt and max_tokens need ", sequence->pages * PagePool::kPageSlots,
+                                                " tokens of private context, and the server's memory budget holds ",
+                                                LanePages(request.priority) * PagePool::kPageSlots,
+                                                ": lower max_tokens or shorten the prompt"));
+    }
+    sequence->request = std::move(request);
+    sequence->sink = std::move(sink);
+    sequence->submitted = absl::Now();
+    sequence->usage.prompt_tokens = prompt;
+    for (const auto& memory : sequence->request.memories) sequence->usage.stored_slots += memory->slots;
+
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (stop_) return absl::UnavailableError("the server is stopping");
+    Lane& lane = LaneOf(sequence->request.priority);
+    const bool interactive = sequence->request.priority == Priority::kInteractive;
+    if (interactive && draining_) return absl::UnavailableError("the server is stopping: try another one");
+    if (interactive && static_cast<int64_t>(lane.waiting.size()) >= options_.max_waiting) {
+      return absl::UnavailableError(
+          absl::StrCat("the server's queue is full (", options_.max_waiting, " requests wait): try again in a moment"));
+    }
+    sequence->id = next_id_++;
+    const GenerationHandle handle(sequence->id);
+    ActivateTenant(lane, sequence->request.tenant);
+    lane.waiting.push_back(std::move(sequence));
+    wake_.notify_one();
+    return handle;
+  }
+
+  void Cancel(GenerationHandle handle) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    cancelled_.insert(handle.id());
+    wake_.notify_one();
+  }
+
+  absl::Status Execute(Priority priority, const std::function<absl::Status(const Context&)>& run, absl::Time deadline) {
+    STILLHOUSE_CHECK(std::this_thread::get_id() != thread_.get_id()) << "Execute from the engine's own thread";
+    Task task;
+    task.run = &run;
+    task.deadline = deadline;
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (stop_) return absl::UnavailableError("the server is stopping");
+    LaneOf(priority).tasks.push_back(&task);
+    wake_.notify_one();
+    task_done_.wait(lock, [&] { return task.done; });
+    return task.status;
+  }
+
+  bool Drain(absl::Time deadline) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    draining_ = true;
+    while (!interactive_.idle()) {
+      const absl::Duration left = deadline - absl::Now();
+      if (left <= absl::ZeroDuration()) return false;
+      drained_.wait_for(lock, absl::ToChronoNanoseconds(std::min(left, absl::Hours(1))));
+    }
+    return true;
+  }
+
+  EngineStats stats() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    EngineStats s = stats_;
+    s.running = static_cast<int64_t>(interactive_.running.size());
+    s.waiting = static_cast<int64_t>(interactive_.waiting.size());
+    s.background_running = static_cast<int64_t>(background_.running.size());
+    s.background_waiting = static_cast<int64_t>(background_.waiting.size() + background_.tasks.size());
+    s.pages_total = pages_.total_pages();
+    s.pages_free = pages_.free_pages();
+    s.page_bytes = pages_.page_bytes();
+    return s;
+  }
+
+  const Weights& weights() const { return *weights_; }
+  const EngineOptions& options() const { return options_; }
+  PagePool& pages() { return pages_; }
+  int64_t context_limit() const { return context_limit_; }
+
+ private:
+  Lane& LaneOf(Priority p) { return p == Priority::kInteractive ? interactive_ : background_; }
+
+  // Pages that a lane may commit at once. Background generation leaves half of the budget to queries.
+  int64_t LanePages(Priority p) const {
+    return p == Priority::kInteractive ? pages_.total_pages() : std::max<int64_t>(1, pages_.total_pages() / 2);
+  }
+
+  void ActivateTenant(const Lane& lane, const std::string& tenant) {
+    std::vector<std::string> active;
+    for (const auto& s : lane.waiting) active.push_back(s->request.tenant);
+    for (const auto& s : lane.running) active.push_back(s->request.tenant);
+    if (std::find(active.begin(), active.end(), tenant) == active.end()) shares_.Activate(tenant, active);
+  }
+
+  void Loop() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    while (true) {
+      std::vector<Finished> finished;
+      Sweep(&finished);
+      if (stop_) {
+        for (Lane* lane : {&interactive_, &background_}) StopLane(lane, &finished);
+        Deliver(&lock, std::move(finished));
+        return;
+      }
+      if (!finished.empty()) {
+        Deliver(&lock, std::move(finished));
+        continue;
+      }
+      Admit(&interactive_, Priority::kInteractive);
+      Admit(&background_, Priority::kBackground);
+      const bool interactive = !interactive_.running.empty() || !interactive_.tasks.empty();
+      const bool background = !background_.running.empty() || !background_.tasks.empty();
+      if (!interactive && !background) {
+        turns_.Idle();
+        WaitForWork(&lock);
+        continue;
+      }
+      const bool background_turn = turns_.BackgroundTurn(interactive, background);
+      Lane* lane = background_turn ? &background_ : &interactive_;
+      const absl::Time begin = absl::Now();
+      RunTurn(&lock, lane, background_turn ? Priority::kBackground : Priority::kInteractive);
+      const absl::Duration took = absl::Now() - begin;
+      if (background_turn) {
+        turns_.RanBackground(took, !interactive_.idle());
+      } else {
+        turns_.RanInteractive(took);
+      }
+      ++stats_.steps;
+    }
+  }
+
+  void WaitForWork(std::unique_lock<std::mutex>* lock) {
+    absl::Time next = absl::InfiniteFuture();
+    for (const Lane* lane : {&interactive_, &background_}) {
+      for (const auto& s : lane->waiting) next = std::min(next, s->request.deadline);
+    }
+    auto ready = [this] { return stop_ || !cancelled_.empty() || !interactive_.idle() || !background_.idle(); };
+    if (next == absl::InfiniteFuture()) {
+      wake_.wait(*lock, ready);
+    } else {
+      // Something waits that could not be admitted (the other lane's pages): look again soon, or at its deadline.
+      const absl::Duration left = std::clamp(next - absl::Now(), absl::ZeroDuration(), absl::Milliseconds(50));
+      wake_.wait_for(*lock, absl::ToChronoNanoseconds(left));
+    }
+  }
+
+  // Takes out what was cancelled or whose deadline passed.
+  void Sweep(std::vector<Finished>* finished) {
+    const absl::Time now = absl::Now();
+    auto verdict = [&](const Sequence& s) -> absl::Status {
+      if (cancelled_.contains(s.id)) return absl::CancelledError("the request was cancelled");
+      if (s.request.deadline <= now) return absl::DeadlineExceededError("the deadline passed");
+      return absl::OkStatus();
+    };
+    for (Lane* lane : {&interactive_, &background_}) {
+      for (auto it = lane->waiting.begin(); it != lane->waiting.end();) {
+        absl::Status status = verdict(**it);
+        if (status.ok()) {
+          ++it;
+          continue;
+        }
+        finished->push_back({std::move(*it), FinishReason::kCancelled, std::move(status)});
+        it = lane->waiting.erase(it);
+      }
+      for (auto it = lane->running.begin(); it != lane->running.end();) {
+        absl::Status status = verdict(**it);
+        if (status.ok()) {
+          ++it;
+          continue;
+        }
+        lane->committed_pages -= (*it)->pages;
+        finished->push_back({std::move(*it), FinishReason::kCancelled, std::move(status)});
+        it = lane->running.erase(it);
+      }
+      for (auto it = lane->tasks.begin(); it != lane->tasks.end();) {
+        if ((*it)->deadline > now) {
+          ++it;
+          continue;
+        }
+        (*it)->status = absl::DeadlineExceededError("the deadline passed");
+        (*it)->done = true;
+        task_done_.notify_all();
+        it = lane->tasks.erase(it);
+      }
+    }
+    // Handles that match nothing are of requests that ended before.
+    cancelled_.clear();
+  }
+
+  void StopLane(Lane* lane, std::vector<Finished>* finished) {
+    const absl::Status stopping = absl::UnavailableError("the server is stopping");
+    for (auto& s : lane->waiting) finished->push_back({std::move(s), FinishReason::kError, stopping});
+    for (auto& s : lane->running) finished->push_back({std::move(s), FinishReason::kError, stopping});
+    lane->waiting.clear();
+    lane->running.clear();
+    for (Task* task : lane->tasks) {
+      task->status = stopping;
+      task->done = true;
+    }
+    lane->tasks.clear();
+    task_done_.notify_all();
+  }
+
+  void Admit(Lane* lane, Priority priority) {
+    const int64_t most =
+        priority == Priority::kInteractive ? options_.max_sequences : options_.max_background_sequences;
+    while (!lane->waiting.empty() && static_cast<int64_t>(lane->running.size()) < most) {
+      std::vector<WaitingView> views;
+      for (const auto& s : lane->waiting) views.push_back({s->request.tenant, s->pages});
+      const int64_t free = std::min(LanePages(priority) - lane->committed_pages,
+                                    pages_.total_pages() - interactive_.committed_pages - background_.committed_pages);
+      const int64_t next = PickNext(views, shares_, free);
+      if (next < 0) return;
+      auto it = std::next(lane->waiting.begin(), next);
+      std::unique_ptr<Sequence> s = std::move(*it);
+      lane->waiting.erase(it);
+      lane->committed_pages += s->pages;
+      s->started = absl::Now();
+      s->usage.queue_time = s->started - s->submitted;
+      s->state = std::make_unique<SequenceState>(std::move(s->request.memories), &pages_);
+      lane->running.push_back(std::move(s));
+    }
+  }
+
+  // Runs one task or one step of the lane, without the lock.
+  void RunTurn(std::unique_lock<std::mutex>* lock, Lane* lane, Priority priority) {
+    // Tasks and steps of a lane take turns, so that neither starves the other.
+    const bool task_turn = !lane->tasks.empty() && (lane->running.empty() || (task_toggle_ = !task_toggle_));
+    if (task_turn) {
+      Task* task = lane->tasks.front();
+      lane->tasks.pop_front();
+      lock->unlock();
+      absl::Status status = (*task->run)(ctx_);
+      lock->lock();
+      task->status = std::move(status);
+      task->done = true;
+      task_done_.notify_all();
+      drained_.notify_all();
+      return;
+    }
+    // Sequences are moved out of the lane only by this thread: the pointers stay valid without the lock.
+    std::vector<Sequence*> running;
+    for (const auto& s : lane->running) running.push_back(s.get());
+    const bool measure = priority == Priority::kInteractive && stats_.steps % kMeasureEvery == 0;
+    lock->unlock();
+    std::vector<std::pair<Sequence*, Finished>> ended = Step(running, priority, measure);
+    lock->lock();
+    std::vector<Finished> finished;
+    for (auto& [sequence, how] : ended) {
+      auto it = std::find_if(lane->running.begin(), lane->running.end(),
+                             [target = sequence](const auto& s) { return s.get() == target; });
+      how.sequence = std::move(*it);
+      lane->committed_pages -= how.sequence->pages;
+      lane->running.erase(it);
+      finished.push_back(std::move(how));
+    }
+    Deliver(lock, std::move(finished));
+  }
+
+  // Plan, Run, Commit. Returns the sequences that ended.
+  std::vector<std::pair<Sequence*, Finished>> Step(const std::vector<Sequence*>& running, Priority priority,
+                                                   bool measure) {
+    const absl::Time begin = absl::Now();
+    std::vector<RunningView> views;
+    for (const Sequence* s : running) {
+      views.push_back({static_cast<int64_t>(s->request.prompt.size() - s->prompt_done)});
+    }
+    const std::vector<PlannedRows> plan = PlanStep(views, options_.prefill_chunk);
+
+    Batch batch;
+    std::vector<Sequence*> drawing;  // sequences that get a token, in the order of their output rows
+    std::vector<int64_t> drawing_rows;
+    std::vector<std::pair<Sequence*, Finished>> ended;
+    int64_t prefill_tokens = 0, decode_tokens = 0;
+    bool memories = false;
+    for (const PlannedRows& planned : plan) {
+      Sequence* s = running[static_cast<size_t>(planned.sequence)];
+      absl::Status reserved = s->state->Reserve(planned.rows);
+      if (!reserved.ok()) {
+        // Pages were committed at admission, so this is memory that others hold beyond the engine's books.
+        ended.emplace_back(s, Finished{nullptr, FinishReason::kError, std::move(reserved)});
+        continue;
+      }
+      memories = memories || !s->state->memories().empty();
+      if (s->decoding()) {
+        batch.Add(s->state.get(), {&s->last_token, 1}, Batch::Outputs::kLast);
+        drawing.push_back(s);
+        drawing_rows.push_back(batch.rows() - 1);
+        ++decode_tokens;
+      } else {
+        const auto rows =
+            absl::MakeConstSpan(s->request.prompt).subspan(s->prompt_done, static_cast<size_t>(planned.rows));
+        s->prompt_done += rows.size();
+        batch.Add(s->state.get(), rows, s->decoding() ? Batch::Outputs::kLast : Batch::Outputs::kNone);
+        if (s->decoding()) {
+          drawing.push_back(s);
+          drawing_rows.push_back(batch.rows() - 1);
+        }
+        prefill_tokens += planned.rows;
+      }
+    }
+    if (batch.rows() > 0) {
+      ForwardOptions forward;
+      forward.measure_stored_mass = measure && memories && decode_tokens > 0;
+      ForwardResult result = Forward(ctx_, *weights_, batch, forward);
+      if (forward.measure_stored_mass) {
+        const std::vector<float> mass = ctx_.ToFloats(result.stored_mass);
+        for (size_t i = 0; i < drawing.size(); ++i) {
+          if (drawing[i]->state->memories().empty()) continue;
+          drawing[i]->mass_sum += mass[static_cast<size_t>(drawing_rows[i])];
+          ++drawing[i]->mass_count;
+        }
+      }
+      if (!drawing.empty()) Draw(result.hidden, drawing, priority, &ended);
+    }
+    const absl::Duration took = absl::Now() - begin;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      for (const PlannedRows& planned : plan) {
+        const Sequence* s = running[static_cast<size_t>(planned.sequence)];
+        if (priority == Priority::kInteractive) shares_.Charge(s->request.tenant, planned.rows);
+      }
+      if (priority == Priority::kInteractive) {
+        stats_.prompt_tokens += prefill_tokens;
+        stats_.generated_tokens += static_cast<int64_t>(drawing.size());
+      } else {
+        stats_.background_tokens += prefill_tokens + decode_tokens;
+      }
+    }
+    if (options_.observer && priority == Priority::kInteractive) {
+      options_.observer->OnStep(prefill_tokens, decode_tokens, took);
+    }
+    return ended;
+  }
+
+  void Draw(const Tensor& hidden, const std::vector<Sequence*>& drawing, Priority priority,
+            std::vector<std::pair<Sequence*, Finished>>* ended) {
+    std::vector<SampleRow> rows;
+    for (Sequence* s : drawing) {
+      SampleRow row = s->request.sampling;
+      row.step = static_cast<uint64_t>(s->usage.completion_tokens);
+      row.history.assign(s->counts.begin(), s->counts.end());
+      rows.push_back(std::move(row));
+    }
+    const std::vector<SampledToken> drawn = Sample(ctx_, Logits(ctx_, *weights_, hidden), options_.vocabulary, rows);
+    const absl::Time now = absl::Now();
+    for (size_t i = 0; i < drawing.size(); ++i) {
+      Sequence* s = drawing[i];
+      const SampledToken& token = drawn[i];
+      if (token.invalid) {
+        std::lock_guard<std::mutex> lock(mutex_);
+        ++stats_.invalid_logits;
+        ended->emplace_back(s,
+                            Finished{nullptr, FinishReason::kError,
+                                     absl::InternalError("the model gave no valid distribution for the next token")});
+        continue;
+      }
+      if (s->usage.completion_tokens == 0) {
+        s->first_token = now;
+        s->usage.prefill_time = now - s->started;
+        s->usage.first_token_time = now - s->submitted;
+      } else if (options_.observer && priority == Priority::kInteractive) {
+        options_.observer->OnTokenGap(now - s->previous_token);
+      }
+      s->previous_token = now;
+      s->last_token = token.id;
+      ++s->usage.completion_tokens;
+      if (s->penalised()) ++s->counts[token.id];
+      const bool go_on = s->sink->OnToken(token);
+      const auto& stops = s->request.stop_ids;
+      if (!s->request.ignore_stop_ids && std::find(stops.begin(), stops.end(), token.id) != stops.end()) {
+        ended->emplace_back(s, Finished{nullptr, FinishReason::kStopId, absl::OkStatus()});
+      } else if (!go_on) {
+        ended->emplace_back(s, Finished{nullptr, FinishReason::kSink, absl::OkStatus()});
+      } else if (s->usage.completion_tokens >= s->token_limit) {
+        ended->emplace_back(
+            s, Finished{nullptr, s->limited_by_context ? FinishReason::kContextFull : FinishReason::kMaxTokens,
+                        absl::OkStatus()});
+      }
+    }
+  }
+
+  // Frees what the sequences held, then tells their sinks, without the lock.
+  void Deliver(std::unique_lock<std::mutex>* lock, std::vector<Finished> finished) {
+    if (finished.empty()) {
+      drained_.notify_all();
+      return;
+    }
+    lock->unlock();
+    for (Finished& f : finished) {
+      Sequence& s = *f.sequence;
+      const absl::Time now = absl::Now();
+      if (s.state) {
+        s.usage.kv_bytes = s.state->rows() * weights_->config.kv_bytes_per_slot();
+        for (const auto& memory : s.state->memories()) s.usage.kv_bytes += memory->canonical_bytes();
+        s.state.reset();
+      } else {
+        s.usage.queue_time = now - s.submitted;
+        s.request.memories.clear();
+      }
+      if (s.usage.completion_tokens > 0) s.usage.decode_time = now - s.first_token;
+      if (s.mass_count > 0) s.usage.stored_mass = s.mass_sum / static_cast<double>(s.mass_count);
+    }
+    for (Finished& f : finished) {
+      Sequence& s = *f.sequence;
+      if (options_.observer) options_.observer->OnFinished(s.request.priority, f.reason, s.usage);
+      s.sink->OnFinish(f.reason, s.usage, f.status);
+      s.sink.reset();
+    }
+    finished.clear();
+    lock->lock();
+    drained_.notify_all();
+  }
+
+  Context ctx_;
+  const std::shared_ptr<const Weights> weights_;
+  EngineOptions options_;
+  PagePool pages_;
+  int64_t context_limit_ = 0;
+
+  std::mutex mutex_;
+  std::condition_variable wake_, task_done_, drained_;
+  Lane interactive_, background_;
+  std::set<uint64_t> cancelled_;
+  FairShares shares_;
+  TurnKeeper turns_;
+  EngineStats stats_;
+  uint64_t next_id_ = 1;
+  bool draining_ = false;
+  bool stop_ = false;
+  bool task_toggle_ = false;
+  std::thread thread_;  // last: it uses everything above
+};
+
+Engine::Engine(const Context& ctx, std::shared_ptr<const Weights> weights, const EngineOptions& options)
+    : impl_(std::make_unique<Impl>(ctx, std::move(weights), options)) {}
+Engine::~Engine() = default;
+
+absl::StatusOr<GenerationHandle> Engine::Submit(GenerationRequest request, std::shared_ptr<GenerationSink> sink) {
+  return impl_->Submit(std::move(request), std::move(sink));
+}
+void Engine::Cancel(GenerationHandle handle) { impl_->Cancel(handle); }
+absl::Status Engine::Execute(Priority priority, const std::function<absl::Status(const Context&)>& task,
+                             absl::Time deadline) {
+  return impl_->Execute(priority, task, deadline);
+}
+bool Engine::Drain(absl::Time deadline) { return impl_->Drain(deadline); }
+EngineStats Engine::stats() const { return impl_->stats(); }
+const Weights& Engine::weights() const { return impl_->weights(); }
+const EngineOptions& Engine::options() const { return impl_->options(); }
+PagePool& Engine::pages() { return impl_->pages(); }
+int64_t Engine::context_limit() const { return impl_->context_limit(); }
+
+}  // namespace stillhouse
