@@ -21,6 +21,7 @@ namespace {
 
 constexpr uint64_t kMaxKeyBytes = 65535;
 constexpr uint64_t kMaxTensorNameBytes = 1024;
+constexpr uint64_t kMinAlignment = 8;  // of the format; every element type is read at its natural alignment
 constexpr uint64_t kMaxAlignment = 1 << 20;
 // The least that an entry or a tensor info can take: its lengths and types, and one byte of name.
 constexpr uint64_t kMinEntryBytes = 8 + 1 + 4 + 1;
@@ -232,8 +233,9 @@ absl::Status GgufFile::ReadKeyValues(Reader* reader, uint64_t count) {
     const auto it = values_.find("general.alignment");
     if (it->second.type != GgufValueType::kU32) return Invalid("general.alignment is not an unsigned 32-bit number");
     alignment_ = LoadAs<uint32_t>(it->second.bytes.data());
-    if (!std::has_single_bit(alignment_) || alignment_ > kMaxAlignment) {
-      return Invalid(StrCat("general.alignment is ", alignment_, ", not a power of two up to ", kMaxAlignment));
+    if (!std::has_single_bit(alignment_) || alignment_ < kMinAlignment || alignment_ > kMaxAlignment) {
+      return Invalid(StrCat("general.alignment is ", alignment_, ", not a power of two from ", kMinAlignment, " to ",
+                            kMaxAlignment));
     }
   }
   return absl::OkStatus();
