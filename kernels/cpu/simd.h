@@ -1,0 +1,72 @@
+// The innermost kernels, compiled once per instruction set and reached through a table of pointers.
+//
+// To add a kernel: a pointer here, its code in a simd_*.h (written with lanes.h), its line in simd_table.h. All take
+// raw pointers and run on the calling thread; lengths may be anything ≥ 0 and pointers need no alignment unless said.
+#ifndef STILLHOUSE_KERNELS_CPU_SIMD_H_
+#define STILLHOUSE_KERNELS_CPU_SIMD_H_
+
+#include <cstdint>
+
+#include "kernels/tensor/dtype.h"
+
+namespace stillhouse {
+class Backend;
+enum class CpuIsa : uint8_t;  // cpu_backend.h
+}  // namespace stillhouse
+
+namespace stillhouse::cpu {
+
+// One tile of a product: c[i, j] = alpha · Σ_k a[i, k] · b[k, j] (+ c[i, j]), i < rows ≤ tile_rows, j < cols ≤
+// tile_cols. a has free strides (elements); b and c have contiguous rows.
+struct GemmTile {
+  int64_t rows = 0, cols = 0, depth = 0;
+  const float* a = nullptr;
+  int64_t a_row = 0, a_depth = 1;
+  const float* b = nullptr;
+  int64_t b_depth = 0;
+  float* c = nullptr;
+  int64_t c_row = 0;
+  float alpha = 1.0f;
+  bool accumulate = false;
+};
+
+struct SimdTable {
+  const char* name;
+  int lanes;
+  int tile_rows, tile_cols;
+
+  // Products.
+  void (*gemm_tile)(const GemmTile& tile);
+  // panel[k, j] = b[j, k] for j < cols ≤ tile_cols, rows of the panel are tile_cols long, missing columns are 0.
+  void (*pack_transposed)(const float* b, int64_t b_row, int64_t cols, int64_t depth, float* panel);
+  // out[i] = Σ_k a[i, k] · b[k] for i < rows.
+  void (*dot_rows)(const float* a, int64_t a_row, int64_t rows, const float* b, int64_t depth, float* out);
+  // One row of any dtype as floats; n is a multiple of the block.
+  void (*dequantize)(DType dtype, const void* row, int64_t n, float* out);
+
+  // Vectors of n floats.
+  float (*dot)(const float* a, const float* b, int64_t n);
+  void (*axpy)(float alpha, const float* x, float* y, int64_t n);  // y += alpha · x
+  void (*scale)(float alpha, float* x, int64_t n);                 // x *= alpha
+  void (*add)(const float* a, const float* b, float* out, int64_t n);
+  double (*sum_squares)(const float* x, int64_t n);
+  void (*swiglu)(const float* gate, const float* up, float* out, int64_t n);
+  // Adds to dgate and dup; either may be null.
+  void (*swiglu_grad)(const float* gate, const float* up, const float* dout, float* dgate, float* dup, int64_t n);
+};
+
+// Null where the compiler did not build the set.
+const SimdTable* SimdV2();
+const SimdTable* SimdAvx2();
+const SimdTable* SimdAvx512();
+
+// True if this machine (and its operating system) runs the set.
+bool MachineHas(CpuIsa isa);
+// The table of a set that the machine has; kAuto takes the best.
+const SimdTable& FindSimd(CpuIsa isa);
+// The table that a CPU backend was made with.
+const SimdTable& SimdOf(Backend& backend);
+
+}  // namespace stillhouse::cpu
+
+#endif  // STILLHOUSE_KERNELS_CPU_SIMD_H_

@@ -1,0 +1,34 @@
+// The table of one instruction set. Included last, and only, by isa_*.cc.
+#ifndef STILLHOUSE_KERNELS_CPU_SIMD_TABLE_H_
+#define STILLHOUSE_KERNELS_CPU_SIMD_TABLE_H_
+
+#include "kernels/cpu/simd.h"
+#include "kernels/cpu/simd_gemm.h"
+#include "kernels/cpu/simd_quant.h"
+#include "kernels/cpu/simd_vector.h"
+
+namespace stillhouse::cpu::STILLHOUSE_ISA {
+
+constexpr SimdTable MakeTable(const char* name) {
+  return {
+      .name = name,
+      .lanes = kLanes,
+      .tile_rows = kTileRows,
+      .tile_cols = kTileCols,
+      .gemm_tile = RunGemmTile,
+      .pack_transposed = PackTransposed,
+      .dot_rows = DotRows,
+      .dequantize = Dequantize,
+      .dot = Dot,
+      .axpy = Axpy,
+      .scale = Scale,
+      .add = AddVectors,
+      .sum_squares = SumOfSquares,
+      .swiglu = SwiGluVectors,
+      .swiglu_grad = SwiGluGradVectors,
+  };
+}
+
+}  // namespace stillhouse::cpu::STILLHOUSE_ISA
+
+#endif  // STILLHOUSE_KERNELS_CPU_SIMD_TABLE_H_
