@@ -76,6 +76,32 @@ void GgufWriter::AddRaw(std::string_view key, uint32_t type, std::string_view va
   entries_.push_back({std::string(key), type, std::string(value_bytes)});
 }
 
+void GgufWriter::SetRaw(std::string_view key, uint32_t type, std::string_view value_bytes) {
+  for (Entry& entry : entries_) {
+    if (entry.key != key) continue;
+    entry.type = type;
+    entry.value = value_bytes;
+    return;
+  }
+  AddRaw(key, type, value_bytes);
+}
+
+void GgufWriter::SetString(std::string_view key, std::string_view value) {
+  std::string bytes;
+  AppendString(&bytes, value);
+  SetRaw(key, static_cast<uint32_t>(GgufValueType::kString), bytes);
+}
+
+void GgufWriter::RenameKeys(std::string_view prefix, std::string_view replacement) {
+  for (Entry& entry : entries_) {
+    if (entry.key.starts_with(prefix)) entry.key = std::string(replacement) + entry.key.substr(prefix.size());
+  }
+}
+
+void GgufWriter::RemoveTensor(std::string_view name) {
+  std::erase_if(tensors_, [&](const TensorEntry& tensor) { return tensor.name == name; });
+}
+
 void GgufWriter::AddU32(std::string_view key, uint32_t value) {
   std::string bytes;
   Append(&bytes, value);

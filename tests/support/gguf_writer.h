@@ -27,6 +27,12 @@ class GgufWriter {
   // An entry whose type and value are given as they shall lie in the file.
   void AddRaw(std::string_view key, uint32_t type, std::string_view value_bytes);
 
+  // Changes to what was added, for files that are wrong in one place.
+  void SetRaw(std::string_view key, uint32_t type, std::string_view value_bytes);  // adds the entry if it is absent
+  void SetString(std::string_view key, std::string_view value);
+  void RenameKeys(std::string_view prefix, std::string_view replacement);
+  void RemoveTensor(std::string_view name);
+
   // `dims[0]` is the row length. `values` are row-major; quantised here where the type is Q8_0, Q4_1 or F16.
   void AddTensor(std::string_view name, std::vector<uint64_t> dims, GgufType type, const std::vector<float>& values);
   void AddRawTensor(std::string_view name, std::vector<uint64_t> dims, uint32_t type, std::string data);

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -182,13 +183,27 @@ GgufWriter TinyModel(const TinyModelOptions& o) {
   return writer;
 }
 
+namespace {
+// Files that WriteTinyModel made, removed when the process ends.
+struct WrittenFiles {
+  std::mutex mutex;
+  std::vector<std::string> paths;
+  ~WrittenFiles() {
+    for (const std::string& path : paths) unlink(path.c_str());
+  }
+};
+}  // namespace
+
 std::string WriteTinyModel(const TinyModelOptions& options) {
+  static WrittenFiles written;
   static std::atomic<int> count{0};
   const char* folder = std::getenv("TMPDIR");
   const std::string path = StrCat(folder != nullptr && *folder != '\0' ? folder : "/tmp", "/stillhouse_tiny_", getpid(),
                                   "_", count++, ".gguf");
   const absl::Status status = TinyModel(options).WriteFile(path);
   STILLHOUSE_CHECK(status.ok()) << status;
+  const std::lock_guard lock(written.mutex);
+  written.paths.push_back(path);
   return path;
 }
 

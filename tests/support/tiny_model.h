@@ -35,7 +35,7 @@ TokenizerData TinyTokenizerData();
 // A writer that holds the whole model; tests may add to it or break it.
 GgufWriter TinyModel(const TinyModelOptions& options = {});
 
-// Writes the model to a new file in the test's temporary folder and returns its path; ends the process if it cannot.
+// Writes the model to a new file in $TMPDIR (or /tmp) and returns its path. The file is removed when the process ends.
 std::string WriteTinyModel(const TinyModelOptions& options = {});
 
 }  // namespace stillhouse::testing
