@@ -25,7 +25,7 @@ const std::vector<const char*>& Methods() {
 
 std::vector<MetricSpec> MakeTable() {
   const std::vector<const char*> tiers = {"disk", "host", "device"};
-  const std::vector<const char*> token_kinds = {"prompt", "cached", "completion", "scored", "generated", "trained"};
+  const std::vector<const char*> token_kinds = {"prompt", "cached", "completion", "scored", "background"};
   const std::vector<const char*> stages = {"queued",   "tokenising", "self_study", "compacting",
                                            "training", "evaluating", "storing"};
   return {
@@ -123,7 +123,7 @@ std::vector<MetricSpec> MakeTable() {
       {Metric::kTokens,
        kCounter,
        "stillhouse_tokens_total",
-       "Tokens: of prompts, answered from memories, of answers, scored, and those of builds.",
+       "Tokens: of prompts, slots of memories used, of answers, scored, and of builds.",
        {{"kind", token_kinds}}},
       {Metric::kRequestsRunning, kGauge, "stillhouse_requests_running", "Sequences in the engine's batch."},
       {Metric::kRequestsWaiting,

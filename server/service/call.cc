@@ -12,6 +12,10 @@
 namespace stillhouse {
 
 absl::StatusOr<Caller> Authenticate(const ServiceContext& service, const grpc::CallbackServerContext& context) {
+  if (service.draining.load()) {
+    service.metrics->Increment(Metric::kAdmissionRejections, {"draining"});
+    return WithReason(absl::UnavailableError("the server is stopping; call another one"), "DRAINING");
+  }
   const auto [begin, end] = context.client_metadata().equal_range("authorization");
   std::optional<std::string_view> authorization;
   if (begin != end) {
@@ -68,10 +72,12 @@ absl::Status CancelledStatus(const grpc::CallbackServerContext& context) {
 
 CallCounter::CallCounter(ServiceContext* service, const char* method) : service_(service), method_(method) {
   service_->metrics->Increment(Metric::kGrpcStarted, {method_});
+  service_->calls_in_flight.fetch_add(1);
 }
 
 grpc::Status CallCounter::Finish(const absl::Status& status) const {
   service_->metrics->Increment(Metric::kGrpcHandled, {method_, CodeName(status.code())});
+  service_->calls_in_flight.fetch_sub(1);
   return ToGrpcStatus(status);
 }
 

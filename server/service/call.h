@@ -18,7 +18,7 @@
 
 namespace stillhouse {
 
-// The caller by the call's metadata.
+// The caller by the call's metadata. UNAVAILABLE once the server is stopping.
 absl::StatusOr<Caller> Authenticate(const ServiceContext& service, const grpc::CallbackServerContext& context);
 
 // The tenant that a `parent` field means: the caller's own if it is empty, else NOT_FOUND unless it is the caller's
@@ -34,7 +34,7 @@ absl::Time Deadline(const grpc::CallbackServerContext& context);
 // What a call that the client left, or whose time is up, ends with.
 absl::Status CancelledStatus(const grpc::CallbackServerContext& context);
 
-// Counts one call: begun when made, ended by Finish, which gives the status to end it with.
+// Counts one call: begun when made, ended by Finish, which is called once and gives the status to end it with.
 class CallCounter {
  public:
   CallCounter(ServiceContext* service, const char* method);

@@ -110,6 +110,8 @@ void GrpcServer::Drain(absl::Time deadline) {
   if (impl_->server == nullptr) return;
   if (auto* health = impl_->server->GetHealthCheckService()) health->SetServingStatus(false);
   service_->draining.store(true);
+  // The port stays open meanwhile: a health check must be able to see NOT_SERVING.
+  while (service_->calls_in_flight.load() > 0 && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(10));
   impl_->server->Shutdown(absl::ToChronoTime(deadline));
   impl_->server.reset();
 }

@@ -43,7 +43,6 @@ std::string_view EndLabel(const absl::Status& status, FinishReason reason, bool 
 std::string_view RejectionLabel(const absl::Status& status, const std::string& reason) {
   if (reason == "PROMPT_TOO_LONG") return "too_long";
   if (reason == "REQUEST_IN_FLIGHT") return "duplicate";
-  if (reason == "DRAINING") return "draining";
   if (reason == "TOO_MANY_STREAMS") return "quota";
   switch (status.code()) {
     case absl::StatusCode::kUnavailable:
@@ -88,10 +87,11 @@ void QueryCall::Prepare() {
   grpc::Status end;
   {
     absl::MutexLock lock(&mutex_);
-    if (absl::IsUnauthenticated(status)) {
-      // Counted where keys are checked.
-    } else if (!absl::IsCancelled(status) && !absl::IsDeadlineExceeded(status)) {
-      service_->metrics->Increment(Metric::kAdmissionRejections, {RejectionLabel(status, ReasonOf(status))});
+    // Refusals of keys, and those of a server that stops, were counted where they were made.
+    const std::string reason = ReasonOf(status);
+    const bool ended_by_caller = absl::IsCancelled(status) || absl::IsDeadlineExceeded(status);
+    if (!absl::IsUnauthenticated(status) && reason != "DRAINING" && !ended_by_caller) {
+      service_->metrics->Increment(Metric::kAdmissionRejections, {RejectionLabel(status, reason)});
     }
     closed_ = true;
     end = Close(status);
@@ -103,9 +103,6 @@ absl::Status QueryCall::Admit() {
   STILLHOUSE_ASSIGN_OR_RETURN(const Caller caller, Authenticate(*service_, *context_));
   STILLHOUSE_RETURN_IF_ERROR(CheckTenantKey(caller));
   STILLHOUSE_ASSIGN_OR_RETURN(tenant_, ResolveParent(caller, request_->parent()));
-  if (service_->draining.load()) {
-    return WithReason(absl::UnavailableError("the server is stopping; ask another one"), "DRAINING");
-  }
   STILLHOUSE_ASSIGN_OR_RETURN(settings_, ParseSampling(request_->sampling(), service_->tokenizer->vocab_size()));
   std::vector<ChatMessage> messages;
   switch (request_->input_case()) {

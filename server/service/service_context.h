@@ -75,7 +75,8 @@ struct ServiceContext {
   InferenceDoors doors;
   ServerFacts facts;
 
-  std::atomic<bool> draining{false};
+  std::atomic<bool> draining{false};        // new calls are refused
+  std::atomic<int64_t> calls_in_flight{0};  // of our own services
   LiveRequests live;
   WorkPool work{16};
 };

@@ -1,0 +1,89 @@
+#include "server/observers.h"
+
+#include <fstream>
+
+#include "absl/time/clock.h"
+
+namespace stillhouse {
+namespace {
+
+constexpr absl::Duration kWalkEvery = absl::Seconds(15);
+
+double ToDouble(int64_t value) { return static_cast<double>(value); }
+
+// MemAvailable of the machine, bytes; 0 where the kernel does not say.
+double AvailableMemory() {
+  std::ifstream file("/proc/meminfo");
+  std::string word;
+  while (file >> word) {
+    double kilobytes = 0;
+    if (word == "MemAvailable:" && file >> kilobytes) return kilobytes * 1024;
+  }
+  return 0;
+}
+
+}  // namespace
+
+GaugeSampler::GaugeSampler(Metrics* metrics, Engine* engine, Directory* directory, Store* store, Backend* backend)
+    : metrics_(metrics), engine_(engine), directory_(directory), store_(store), backend_(backend) {}
+
+void GaugeSampler::Sample() {
+  SampleEngine();
+  SampleDirectory();
+  SampleStore();
+  SampleMemory();
+}
+
+void GaugeSampler::SampleEngine() {
+  const EngineStats stats = engine_->stats();
+  metrics_->Set(Metric::kRequestsRunning, ToDouble(stats.running));
+  metrics_->Set(Metric::kRequestsWaiting, ToDouble(stats.waiting), {"queue"});
+  metrics_->Increment(Metric::kNanLogits, {}, ToDouble(stats.invalid_logits - last_.invalid_logits));
+  metrics_->Increment(Metric::kPreemptions, {}, ToDouble(stats.preemptions - last_.preemptions));
+  metrics_->Increment(Metric::kTokens, {"background"}, ToDouble(stats.background_tokens - last_.background_tokens));
+  last_ = stats;
+}
+
+void GaugeSampler::SampleDirectory() {
+  const ResidentStats resident = directory_->stats();
+  metrics_->Set(Metric::kResidentCaches, ToDouble(resident.memories));
+  for (const ResidentStats::ByMethod& method : resident.by_method) {
+    metrics_->Set(Metric::kKvCanonicalBytes, ToDouble(method.canonical_bytes), {MethodLabel(method.method)});
+  }
+  const int64_t pages = (last_.pages_total - last_.pages_free) * last_.page_bytes;
+  metrics_->Set(Metric::kKvAllocatedBytes, ToDouble(resident.allocated_bytes + pages),
+                {backend_->device() == DeviceType::kCpu ? "host" : "device"});
+}
+
+void GaugeSampler::SampleStore() {
+  const absl::Time now = absl::Now();
+  if (now < next_walk_) return;
+  next_walk_ = now + kWalkEvery;
+  if (const absl::StatusOr<StoreBytes> bytes = store_->GetStoreBytes(); bytes.ok()) {
+    const auto set = [this](std::string_view kind, uint64_t value) {
+      metrics_->Set(Metric::kStoreBytes, static_cast<double>(value), {kind});
+    };
+    set("corpora", bytes->corpora);
+    set("caches", bytes->caches);
+    set("checkpoints", bytes->checkpoints);
+    set("uploads", bytes->uploads);
+    set("quarantine", bytes->quarantine);
+    set("catalog", bytes->catalog);
+  }
+  if (const auto builds = store_->ListUnfinishedOperations(); builds.ok()) {
+    int64_t running = 0;
+    for (const OperationRow& row : *builds) running += row.state == OperationState::kRunning;
+    metrics_->Set(Metric::kBuildsRunning, ToDouble(running));
+    metrics_->Set(Metric::kBuildsWaiting, ToDouble(static_cast<int64_t>(builds->size()) - running));
+  }
+}
+
+void GaugeSampler::SampleMemory() {
+  metrics_->Set(Metric::kDeviceMemoryBytes,
+                static_cast<double>(backend_->pool().lent_bytes() + backend_->pool().cached_bytes()), {"used"});
+  if (backend_->device() == DeviceType::kCpu) {
+    metrics_->Set(Metric::kDeviceMemoryBytes, AvailableMemory(), {"free"});
+  }
+}
+
+}  // namespace stillhouse

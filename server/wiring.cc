@@ -1,0 +1,305 @@
+#include "server/wiring.h"
+
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <sstream>
+#include <utility>
+
+#include "absl/time/clock.h"
+#include "cache_store/store.h"
+#include "kernels/base/logging.h"
+#include "kernels/base/status.h"
+#include "kernels/base/strings.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/ops/kernel_table.h"
+#include "server/corpus/build_queue.h"
+#include "server/corpus/directory.h"
+#include "server/engine/engine.h"
+#include "server/load/llama_gguf.h"
+#include "server/metrics/metrics.h"
+#include "server/observers.h"
+#include "server/service/grpc_server.h"
+#include "server/service/scorer.h"
+#include "server/service/service_context.h"
+#include "server/tenancy/authenticator.h"
+#include "server/tenancy/listen_policy.h"
+#include "server/tenancy/quota.h"
+#include "server/tenancy/tenant_registry.h"
+
+namespace stillhouse {
+
+// In the order of construction: what is below may use what is above, and is destroyed before it.
+struct RunningServer::Parts {
+  ServerConfig config;
+  std::unique_ptr<Backend> backend;
+  GgufModel model;
+  std::unique_ptr<Store> store;
+  std::unique_ptr<Metrics> metrics;
+  std::unique_ptr<EngineMetrics> engine_metrics;
+  std::unique_ptr<DirectoryMetrics> directory_metrics;
+  std::unique_ptr<BuildMetrics> build_metrics;
+  std::unique_ptr<Engine> engine;
+  std::unique_ptr<Directory> directory;
+  std::unique_ptr<BuildQueue> builds;
+  std::unique_ptr<Scorer> scorer;
+  std::unique_ptr<GaugeSampler> sampler;
+  std::mutex sampler_mutex;
+  std::unique_ptr<Authenticator> authenticator;
+  std::unique_ptr<TenantRegistry> tenants;
+  std::unique_ptr<Quota> quota;
+  std::unique_ptr<ServiceContext> service;
+  std::unique_ptr<GrpcServer> grpc;
+  int metrics_port = 0;
+
+  Context context() const { return Context{backend.get()}; }
+};
+
+namespace {
+
+absl::StatusOr<std::string> ReadFile(const std::string& flag, const std::string& path) {
+  if (path.empty()) return std::string();
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream text;
+  if (!file || !(text << file.rdbuf())) {
+    return absl::NotFoundError(StrCat(flag, ": cannot read ", path));
+  }
+  return text.str();
+}
+
+absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const ServerConfig& config) {
+  CpuBackendOptions cpu;
+  cpu.threads = config.threads;
+  if (config.device == Device::kCpu) return MakeCpuBackend(cpu);
+  CudaBackendOptions cuda;
+  cuda.threads = config.threads;
+  absl::StatusOr<std::unique_ptr<Backend>> backend = MakeCudaBackend(cuda);
+  if (backend.ok() || config.device == Device::kCuda) return backend;
+  STILLHOUSE_LOG(INFO) << "running on the processor: " << backend.status().message();
+  return MakeCpuBackend(cpu);
+}
+
+absl::Status Explain(const std::string& what, const absl::Status& status) {
+  return absl::Status(status.code(), StrCat(what, ": ", ToStd(status.message())));
+}
+
+// Every matrix and vector of the model, once.
+std::vector<Tensor> AllTensors(const Weights& weights) {
+  std::vector<Tensor> all = {weights.embedding, weights.final_norm};
+  if (!weights.config.tied_embeddings) all.push_back(weights.output);
+  for (const LayerWeights& w : weights.layers) {
+    for (const Tensor& t : {w.attn_norm, w.qkv, w.q, w.k, w.v, w.q_bias, w.k_bias, w.v_bias, w.q_norm, w.k_norm, w.o,
+                            w.ffn_norm, w.gate_up, w.gate, w.up, w.down}) {
+      all.push_back(t);
+    }
+  }
+  return all;
+}
+
+void FillModelFacts(const Weights& weights, ServerFacts* facts) {
+  std::map<std::string, int64_t> by_type;
+  for (const Tensor& t : AllTensors(weights)) {
+    if (!t.defined()) continue;
+    facts->parameters += t.elements();
+    by_type[DTypeName(t.dtype())] += t.elements();
+  }
+  int64_t most = 0;
+  for (const auto& [name, elements] : by_type) {
+    if (elements > most) {
+      most = elements;
+      facts->quantisation = name;
+    }
+  }
+  facts->weight_bytes = weights.bytes();
+  facts->model = weights.config;
+  facts->model_fingerprint = weights.fingerprint;
+}
+
+std::vector<ServerFacts::Kernel> Kernels(const Backend& backend) {
+  const KernelTable& table = backend.kernels();
+  // "cpu avx2": the variant is what follows the backend's name.
+  const std::string name = backend.name();
+  const size_t space = name.find(' ');
+  const std::string variant = space == std::string::npos ? name : name.substr(space + 1);
+  std::vector<ServerFacts::Kernel> kernels;
+#define STILLHOUSE_OP(Name) \
+  if (table.Name != nullptr) kernels.push_back({#Name, variant, ""});
+#define STILLHOUSE_OP_GRAD(Name)                                      \
+  if (table.Name != nullptr) kernels.push_back({#Name, variant, ""}); \
+  if (table.Name##Grad != nullptr) kernels.push_back({#Name "Grad", variant, ""});
+#include "kernels/ops/op_list.inc"
+#undef STILLHOUSE_OP
+#undef STILLHOUSE_OP_GRAD
+  return kernels;
+}
+
+ArtifactFingerprints Fingerprints(const GgufModel& model) {
+  const ModelConfig& config = model.weights->config;
+  ArtifactFingerprints out;
+  out.model = model.weights->fingerprint;
+  out.tokenizer = model.tokenizer->Fingerprint();
+  out.chat_template = model.chat->Fingerprint();
+  out.rope_layout = config.RopeLayoutName();
+  out.rope_scaling = config.rope.Fingerprint();
+  out.dtype = "F32";
+  return out;
+}
+
+}  // namespace
+
+RunningServer::RunningServer(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
+
+RunningServer::~RunningServer() {
+  // The endpoint first, while everything that its calls use is alive; then the sampler's thread.
+  parts_->grpc.reset();
+  parts_->metrics->StopServing();
+}
+
+absl::StatusOr<std::unique_ptr<RunningServer>> RunningServer::Start(const ServerConfig& config) {
+  // What a mistake in the flags can break comes first: a model takes a while to load.
+  STILLHOUSE_ASSIGN_OR_RETURN(const std::string key_text, ReadFile("--admin-key-file", config.admin_key_file));
+  std::string admin_key;
+  if (!config.admin_key_file.empty()) {
+    const absl::StatusOr<std::string> key = ParseAdminKey(key_text);
+    if (!key.ok()) return Explain("--admin-key-file", key.status());
+    admin_key = *key;
+  }
+  GrpcServerOptions grpc;
+  grpc.address = config.address;
+  grpc.reflection = config.reflection;
+  STILLHOUSE_ASSIGN_OR_RETURN(grpc.tls_certificate, ReadFile("--tls-cert", config.tls_cert));
+  STILLHOUSE_ASSIGN_OR_RETURN(grpc.tls_key, ReadFile("--tls-key", config.tls_key));
+  STILLHOUSE_ASSIGN_OR_RETURN(grpc.tls_client_ca, ReadFile("--tls-client-ca", config.tls_client_ca));
+  ListenPlan plan;
+  plan.address = config.address;
+  plan.keys = !admin_key.empty();
+  plan.tls = !grpc.tls_certificate.empty();
+  plan.client_certificates = !grpc.tls_client_ca.empty();
+  plan.insecure_listen = config.insecure_listen;
+  STILLHOUSE_RETURN_IF_ERROR(CheckListenPlan(plan));
+  if (plan.keys && !plan.tls && !IsLoopback(config.address)) {
+    STILLHOUSE_LOG(WARNING) << "keys travel in the clear on " << config.address << ": give --tls-cert and --tls-key";
+  }
+
+  auto parts = std::make_unique<Parts>();
+  Parts& p = *parts;
+  p.config = config;
+  StoreOptions store;
+  store.directory = config.store;
+  absl::StatusOr<std::unique_ptr<Store>> opened = OpenEmbeddedStore(store);
+  if (!opened.ok()) return Explain(StrCat("--store ", config.store), opened.status());
+  p.store = *std::move(opened);
+  if (!plan.keys) STILLHOUSE_RETURN_IF_ERROR(p.store->EnsureTenant(kDefaultTenant).status());
+
+  STILLHOUSE_ASSIGN_OR_RETURN(p.backend, MakeBackend(config));
+  const Context ctx = p.context();
+  absl::StatusOr<GgufModel> model = LoadGgufModel(ctx, config.model);
+  if (!model.ok()) return Explain(StrCat("--model ", config.model), model.status());
+  p.model = *std::move(model);
+  if (p.model.chat == nullptr) return Explain("the model's chat template", p.model.chat_status);
+
+  p.metrics = std::make_unique<Metrics>(MetricsOptions{config.metrics_tenants});
+  p.engine_metrics = std::make_unique<EngineMetrics>(p.metrics.get());
+  p.directory_metrics = std::make_unique<DirectoryMetrics>(p.metrics.get());
+  p.build_metrics = std::make_unique<BuildMetrics>(p.metrics.get());
+
+  EngineOptions engine;
+  engine.max_sequences = config.max_sequences;
+  engine.max_waiting = config.max_queue;
+  engine.prefill_chunk = config.prefill_chunk;
+  engine.page_budget_bytes = static_cast<int64_t>(config.kv_memory);
+  engine.context_limit = config.context;
+  engine.vocabulary = p.model.tokenizer->vocab_size();
+  engine.observer = p.engine_metrics.get();
+  p.engine = std::make_unique<Engine>(ctx, p.model.weights, engine);
+
+  DirectoryOptions directory;
+  directory.budget_bytes = static_cast<int64_t>(config.resident_memory);
+  directory.observer = p.directory_metrics.get();
+  p.directory = std::make_unique<Directory>(ctx, p.model.weights, Fingerprints(p.model), p.store.get(), directory);
+
+  BuildServices services;
+  services.engine = p.engine.get();
+  services.store = p.store.get();
+  services.directory = p.directory.get();
+  services.tokenizer = p.model.tokenizer.get();
+  services.chat = p.model.chat.get();
+  BuildQueueOptions builds;
+  builds.observer = p.build_metrics.get();
+  p.builds = std::make_unique<BuildQueue>(services, builds);
+  p.scorer = std::make_unique<Scorer>(ctx, p.engine.get());
+
+  p.authenticator = std::make_unique<Authenticator>(p.store.get(), admin_key);
+  p.tenants = std::make_unique<TenantRegistry>(p.store.get());
+  QuotaLimits limits;
+  limits.streams_per_tenant = config.max_streams;
+  limits.corpus_bytes = config.max_corpus;
+  limits.artifact_bytes = config.max_artifact;
+  p.quota = std::make_unique<Quota>(limits);
+
+  p.service = std::make_unique<ServiceContext>();
+  ServiceContext& s = *p.service;
+  s.store = p.store.get();
+  s.authenticator = p.authenticator.get();
+  s.tenants = p.tenants.get();
+  s.quota = p.quota.get();
+  s.metrics = p.metrics.get();
+  s.tokenizer = p.model.tokenizer.get();
+  s.chat = p.model.chat.get();
+  s.engine = p.engine.get();
+  s.directory = p.directory.get();
+  s.builds = p.builds.get();
+  s.doors.submit = [e = p.engine.get()](GenerationRequest request, std::shared_ptr<GenerationSink> sink) {
+    return e->Submit(std::move(request), std::move(sink));
+  };
+  s.doors.cancel = [e = p.engine.get()](GenerationHandle handle) { e->Cancel(handle); };
+  s.doors.pin = [d = p.directory.get()](std::string_view tenant, std::string_view corpus, std::string_view cache) {
+    return d->Pin(tenant, corpus, cache);
+  };
+  s.doors.score = [scorer = p.scorer.get()](const ScoreRequest& request) { return scorer->Score(request); };
+  ServerFacts& facts = s.facts;
+  facts.version = STILLHOUSE_VERSION;
+  facts.backend = p.backend->device() == DeviceType::kCpu ? "cpu" : "cuda";
+  facts.device = p.backend->name();
+  facts.threads = p.backend->threads().num_threads();
+  facts.start_time = absl::Now();
+  facts.context_tokens = p.engine->context_limit();
+  facts.chat_template = p.model.chat->name();
+  facts.kernels = Kernels(*p.backend);
+  facts.max_sequences = static_cast<int>(config.max_sequences);
+  facts.max_queue = static_cast<int>(config.max_queue);
+  FillModelFacts(*p.model.weights, &facts);
+
+  p.metrics->Set(Metric::kWeightsBytes, static_cast<double>(facts.weight_bytes));
+  p.metrics->Set(Metric::kBuildInfo, 1, {facts.version, facts.backend});
+  p.sampler = std::make_unique<GaugeSampler>(p.metrics.get(), p.engine.get(), p.directory.get(), p.store.get(),
+                                             p.backend.get());
+  p.metrics->AddSampler([&p] {
+    std::lock_guard<std::mutex> lock(p.sampler_mutex);
+    p.sampler->Sample();
+  });
+  auto server = std::unique_ptr<RunningServer>(new RunningServer(std::move(parts)));
+  if (!config.metrics_address.empty()) {
+    STILLHOUSE_ASSIGN_OR_RETURN(p.metrics_port, p.metrics->Serve(config.metrics_address));
+  }
+  STILLHOUSE_ASSIGN_OR_RETURN(p.grpc, GrpcServer::Start(p.service.get(), grpc));
+  return server;
+}
+
+std::string RunningServer::ReadyLine() const {
+  const auto with_port = [](const std::string& address, int port) {
+    return port == 0 ? address : StrCat(address.substr(0, address.rfind(':')), ":", port);
+  };
+  const ServerConfig& config = parts_->config;
+  std::string line = StrCat("stillhouse listening on ", with_port(config.address, parts_->grpc->port()));
+  if (!config.metrics_address.empty()) {
+    line += StrCat(", metrics on http://", with_port(config.metrics_address, parts_->metrics_port), "/metrics");
+  }
+  const ServerFacts& facts = parts_->service->facts;
+  return line + StrCat(", model ", facts.model.name, ", ", facts.device, ", ", facts.threads, " threads");
+}
+
+void RunningServer::Drain(absl::Time deadline) { parts_->grpc->Drain(deadline); }
+
+}  // namespace stillhouse

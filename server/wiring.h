@@ -1,0 +1,66 @@
+// The only place that builds the server's object graph.
+#ifndef STILLHOUSE_SERVER_WIRING_H_
+#define STILLHOUSE_SERVER_WIRING_H_
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+
+namespace stillhouse {
+
+enum class Device : uint8_t { kAuto, kCpu, kCuda };
+
+// What the flags say. Paths are the operator's own.
+struct ServerConfig {
+  std::string model;  // GGUF file
+  std::string store;  // folder; made if missing
+  std::string address = "127.0.0.1:7070";
+  std::string metrics_address = "127.0.0.1:9464";  // empty: none
+  std::vector<std::string> metrics_tenants;        // that may appear as a label
+
+  Device device = Device::kAuto;
+  int threads = 0;      // 0: one per core
+  int64_t context = 0;  // positions; 0: the model's
+  int64_t max_sequences = 16;
+  int64_t max_queue = 256;
+  int64_t prefill_chunk = 256;
+  uint64_t kv_memory = uint64_t{1} << 30;        // bytes of running sequences
+  uint64_t resident_memory = uint64_t{2} << 30;  // bytes of resident caches
+
+  uint64_t max_corpus = uint64_t{1} << 30;
+  uint64_t max_artifact = uint64_t{16} << 30;
+  int max_streams = 256;  // per tenant
+
+  std::string admin_key_file;
+  std::string tls_cert, tls_key, tls_client_ca;
+  bool insecure_listen = false;
+  bool reflection = false;
+};
+
+// A server that serves, from Start to destruction.
+class RunningServer {
+ public:
+  // Loads the model, opens the store, takes up unfinished builds, listens. The status says what to do; it may name
+  // paths, for it is the operator who reads it.
+  static absl::StatusOr<std::unique_ptr<RunningServer>> Start(const ServerConfig& config);
+  ~RunningServer();
+
+  // "stillhouse listening on 127.0.0.1:7070, metrics on http://127.0.0.1:9464/metrics, …": one line.
+  std::string ReadyLine() const;
+
+  // Refuses new calls and lets those in flight end until `deadline`.
+  void Drain(absl::Time deadline);
+
+ private:
+  struct Parts;
+  explicit RunningServer(std::unique_ptr<Parts> parts);
+  std::unique_ptr<Parts> parts_;
+};
+
+}  // namespace stillhouse
+
+#endif  // STILLHOUSE_SERVER_WIRING_H_
