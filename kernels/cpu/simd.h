@@ -53,6 +53,24 @@ struct SimdTable {
   void (*swiglu)(const float* gate, const float* up, float* out, int64_t n);
   // Adds to dgate and dup; either may be null.
   void (*swiglu_grad)(const float* gate, const float* up, const float* dout, float* dgate, float* dup, int64_t n);
+
+  // Softmax and sampling (simd_softmax.h says exactly what).
+  float (*row_max)(const float* z, int64_t n, bool* unusable);
+  int64_t (*find_above)(const float* z, int64_t begin, int64_t n, float threshold);
+  double (*exp_sum)(const float* z, int64_t n, float shift, float factor);
+  double (*exp_into)(const float* z, int64_t n, float shift, float* out);
+  void (*shift_into)(const float* z, float shift, float* out, int64_t n);
+  void (*softmax_grad_row)(const float* p, const float* g, float dot, float* dz, int64_t n);
+  void (*scale_by_weight)(const float* x, float factor, const float* weight, float* out, int64_t n);
+
+  // Attention (simd_attention.h).
+  void (*attention_scores)(const float* q, int64_t q_row, int64_t rows, const float* k, int64_t k_row, int64_t slots,
+                           int64_t depth, float scale, const float* beta, float* s, int64_t s_row);
+  float (*attention_row_softmax)(float* s, int64_t n, float* m, float* l);
+  void (*attention_panel_softmax)(float* s, int64_t s_row, int64_t slots, int64_t columns, const float* beta,
+                                  const int32_t* limit, float* m, float* l, float* factor);
+  void (*attention_panel_grad)(float* s, float* dp, int64_t row, int64_t slots, int64_t columns, const float* beta,
+                               const int32_t* limit, const float* lse, const float* delta, float* dbeta);
 };
 
 // Null where the compiler did not build the set.

@@ -3,8 +3,10 @@
 #define STILLHOUSE_KERNELS_CPU_SIMD_TABLE_H_
 
 #include "kernels/cpu/simd.h"
+#include "kernels/cpu/simd_attention.h"
 #include "kernels/cpu/simd_gemm.h"
 #include "kernels/cpu/simd_quant.h"
+#include "kernels/cpu/simd_softmax.h"
 #include "kernels/cpu/simd_vector.h"
 
 namespace stillhouse::cpu::STILLHOUSE_ISA {
@@ -26,6 +28,17 @@ constexpr SimdTable MakeTable(const char* name) {
       .sum_squares = SumOfSquares,
       .swiglu = SwiGluVectors,
       .swiglu_grad = SwiGluGradVectors,
+      .row_max = RowMax,
+      .find_above = FindAbove,
+      .exp_sum = ExpSum,
+      .exp_into = ExpInto,
+      .shift_into = ShiftInto,
+      .softmax_grad_row = SoftmaxGradRow,
+      .scale_by_weight = ScaleByWeight,
+      .attention_scores = AttentionScores,
+      .attention_row_softmax = AttentionRowSoftmax,
+      .attention_panel_softmax = AttentionPanelSoftmax,
+      .attention_panel_grad = AttentionPanelGrad,
   };
 }
 
