@@ -14,7 +14,7 @@
 #include "absl/functional/function_ref.h"
 #include "absl/synchronization/mutex.h"
 #include "cache_store/embedded/database.h"
-#include "cache_store/sha256.h"
+#include "kernels/base/sha256.h"
 #include "cache_store/store.h"
 
 namespace stillhouse {

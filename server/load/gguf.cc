@@ -14,7 +14,7 @@
 #include "absl/strings/escaping.h"
 #include "kernels/base/status.h"
 #include "kernels/base/strings.h"
-#include "server/token/sha256.h"
+#include "kernels/base/sha256.h"
 
 namespace stillhouse {
 namespace {
@@ -386,8 +386,8 @@ const GgufTensor* GgufFile::FindTensor(std::string_view name) const {
 
 std::string GgufFile::Sha256() const {
   class Sha256 sha;
-  sha.Add(std::string_view(reinterpret_cast<const char*>(bytes_.data()), bytes_.size()));
-  return sha.Hex();
+  sha.Update(std::string_view(reinterpret_cast<const char*>(bytes_.data()), bytes_.size()));
+  return sha.FinishHex();
 }
 
 }  // namespace stillhouse

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "absl/synchronization/mutex.h"
-#include "cache_store/sha256.h"
+#include "kernels/base/sha256.h"
 #include "cache_store/store.h"
 #include "kernels/base/status.h"
 #include "kernels/base/strings.h"

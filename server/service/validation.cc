@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "cache_store/sha256.h"
+#include "kernels/base/sha256.h"
 #include "kernels/base/status.h"
 #include "kernels/base/strings.h"
 #include "server/tenancy/api_key.h"

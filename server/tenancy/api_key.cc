@@ -5,7 +5,7 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "cache_store/sha256.h"
+#include "kernels/base/sha256.h"
 #include "kernels/base/logging.h"
 
 namespace stillhouse {

@@ -5,7 +5,7 @@
 #include "absl/strings/escaping.h"
 #include "kernels/base/status.h"
 #include "kernels/base/strings.h"
-#include "server/token/sha256.h"
+#include "kernels/base/sha256.h"
 
 namespace stillhouse {
 namespace {
@@ -95,16 +95,16 @@ absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Create(const Tokeniz
   }
 
   Sha256 sha;
-  sha.AddField("stillhouse chat template 1");
-  sha.AddNumber(static_cast<int>(chat->format_));
-  sha.AddNumber(chat->default_system_message_.has_value());
-  sha.AddField(chat->default_system_message_.value_or(""));
-  sha.AddField(chat->system_preamble_);
-  sha.AddNumber(chat->add_bos_);
-  sha.AddNumber(chat->header_begin_);
-  sha.AddNumber(chat->header_end_);
-  sha.AddNumber(chat->end_of_turn_);
-  chat->fingerprint_ = sha.Hex();
+  sha.UpdateField("stillhouse chat template 1");
+  sha.UpdateNumber(static_cast<int>(chat->format_));
+  sha.UpdateNumber(chat->default_system_message_.has_value());
+  sha.UpdateField(chat->default_system_message_.value_or(""));
+  sha.UpdateField(chat->system_preamble_);
+  sha.UpdateNumber(chat->add_bos_);
+  sha.UpdateNumber(chat->header_begin_);
+  sha.UpdateNumber(chat->header_end_);
+  sha.UpdateNumber(chat->end_of_turn_);
+  chat->fingerprint_ = sha.FinishHex();
   return chat;
 }
 

@@ -14,7 +14,7 @@
 #include "server/token/bpe.h"
 #include "server/token/byte_alphabet.h"
 #include "server/token/normalize.h"
-#include "server/token/sha256.h"
+#include "kernels/base/sha256.h"
 #include "server/token/special_tokens.h"
 #include "server/token/utf8.h"
 #include "server/token/word_cache.h"
@@ -57,21 +57,21 @@ std::optional<uint8_t> ByteOfText(std::string_view text) {
 
 std::string FingerprintOf(const TokenizerData& data) {
   Sha256 sha;
-  sha.AddField("stillhouse tokenizer 1");
-  sha.AddField(PreTokenizerName(data.pre));
-  sha.AddNumber(data.tokens.size());
+  sha.UpdateField("stillhouse tokenizer 1");
+  sha.UpdateField(PreTokenizerName(data.pre));
+  sha.UpdateNumber(data.tokens.size());
   for (size_t i = 0; i < data.tokens.size(); ++i) {
-    sha.AddField(data.tokens[i]);
-    sha.AddNumber(static_cast<int>(data.types[i]));
+    sha.UpdateField(data.tokens[i]);
+    sha.UpdateNumber(static_cast<int>(data.types[i]));
   }
-  sha.AddNumber(data.merges.size());
+  sha.UpdateNumber(data.merges.size());
   for (const auto& [left, right] : data.merges) {
-    sha.AddField(left);
-    sha.AddField(right);
+    sha.UpdateField(left);
+    sha.UpdateField(right);
   }
-  for (const auto& id : {data.bos, data.eos, data.pad}) sha.AddNumber(id.value_or(-1));
-  sha.AddNumber(data.add_bos);
-  return sha.Hex();
+  for (const auto& id : {data.bos, data.eos, data.pad}) sha.UpdateNumber(id.value_or(-1));
+  sha.UpdateNumber(data.add_bos);
+  return sha.FinishHex();
 }
 
 absl::Status CheckData(const TokenizerData& data) {

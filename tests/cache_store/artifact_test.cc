@@ -7,7 +7,7 @@
 
 #include "cache_store/crc32c.h"
 #include "cache_store/safetensors.h"
-#include "cache_store/sha256.h"
+#include "kernels/base/sha256.h"
 #include "nlohmann/json.hpp"
 #include "tests/cache_store/sample_artifact.h"
 

@@ -3,7 +3,7 @@
 #include <string>
 
 #include "cache_store/crc32c.h"
-#include "cache_store/sha256.h"
+#include "kernels/base/sha256.h"
 
 namespace stillhouse {
 namespace {

@@ -1,6 +1,6 @@
 #include "tests/cache_store/sample_artifact.h"
 
-#include "cache_store/sha256.h"
+#include "kernels/base/sha256.h"
 #include "kernels/base/logging.h"
 
 namespace stillhouse {

@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <functional>
 
-#include "cache_store/sha256.h"
+#include "kernels/base/sha256.h"
 #include "cache_store/store.h"
 #include "kernels/base/logging.h"
 #include "kernels/base/status.h"

@@ -2,7 +2,7 @@
 
 #include <set>
 
-#include "cache_store/sha256.h"
+#include "kernels/base/sha256.h"
 #include "kernels/base/status.h"
 
 namespace stillhouse {

@@ -10,7 +10,7 @@
 #include <random>
 
 #include "cache_store/artifact.h"
-#include "cache_store/sha256.h"
+#include "kernels/base/sha256.h"
 #include "cache_store/store.h"
 #include "tests/cache_store/sample_artifact.h"
 #include "tests/cache_store/store_invariants.h"

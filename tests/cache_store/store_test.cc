@@ -8,7 +8,7 @@
 #include <fstream>
 
 #include "cache_store/artifact.h"
-#include "cache_store/sha256.h"
+#include "kernels/base/sha256.h"
 #include "tests/cache_store/sample_artifact.h"
 #include "tests/cache_store/temp_dir.h"
 

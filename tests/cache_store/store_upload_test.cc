@@ -5,7 +5,7 @@
 #include <fstream>
 #include <thread>
 
-#include "cache_store/sha256.h"
+#include "kernels/base/sha256.h"
 #include "cache_store/store.h"
 #include "tests/cache_store/temp_dir.h"
 #include "tests/support/fault_env.h"

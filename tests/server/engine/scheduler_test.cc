@@ -65,7 +65,7 @@ TEST(TurnKeeper, BackgroundTakesItsShareOfBusyTime) {
       interactive += absl::Milliseconds(5);
     }
   }
-  EXPECT_NEAR(background / (background + interactive), 0.1, 0.02);
+  EXPECT_NEAR(absl::FDivDuration(background, background + interactive), 0.1, 0.02);
 }
 
 TEST(TurnKeeper, IdleTimeIsAllBackground) {

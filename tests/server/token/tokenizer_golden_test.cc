@@ -10,7 +10,7 @@
 #include "server/load/gguf.h"
 #include "server/load/tokenizer_from_gguf.h"
 #include "server/token/chat_template.h"
-#include "server/token/sha256.h"
+#include "kernels/base/sha256.h"
 #include "server/token/stream_decoder.h"
 #include "server/token/tokenizer.h"
 #include "server/token/utf8.h"
@@ -49,8 +49,8 @@ class GoldenTest : public ::testing::Test {
   }
   static std::string IdsSha256(const std::vector<int32_t>& ids) {
     Sha256 sha;
-    sha.Add(std::string_view(reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(int32_t)));
-    return sha.Hex();
+    sha.Update(std::string_view(reinterpret_cast<const char*>(ids.data()), ids.size() * sizeof(int32_t)));
+    return sha.FinishHex();
   }
 
   static Tokenizer* tokenizer_;
@@ -100,8 +100,8 @@ TEST_F(GoldenTest, EncodesTheLicence) {
   }
   ASSERT_TRUE(expected.is_object());
   Sha256 sha;
-  sha.Add(text);
-  ASSERT_EQ(sha.Hex(), expected["sha256"].get<std::string>())
+  sha.Update(text);
+  ASSERT_EQ(sha.FinishHex(), expected["sha256"].get<std::string>())
       << "LICENSE is not the file that the golden numbers were made from";
   const std::vector<int32_t> ids = tokenizer_->Encode(text);
   EXPECT_EQ(ids.size(), 2215u);

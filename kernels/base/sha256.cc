@@ -1,4 +1,4 @@
-#include "cache_store/sha256.h"
+#include "kernels/base/sha256.h"
 
 #include <openssl/evp.h>
 
@@ -17,6 +17,17 @@ Sha256& Sha256::operator=(Sha256&&) noexcept = default;
 
 void Sha256::Update(std::string_view bytes) {
   STILLHOUSE_CHECK(EVP_DigestUpdate(context_.get(), bytes.data(), bytes.size()) == 1);
+}
+
+void Sha256::UpdateField(std::string_view bytes) {
+  UpdateNumber(static_cast<int64_t>(bytes.size()));
+  Update(bytes);
+}
+
+void Sha256::UpdateNumber(int64_t value) {
+  char bytes[8];
+  for (int i = 0; i < 8; ++i) bytes[i] = static_cast<char>(static_cast<uint64_t>(value) >> (8 * i));
+  Update(std::string_view(bytes, sizeof(bytes)));
 }
 
 std::string Sha256::FinishHex() {
