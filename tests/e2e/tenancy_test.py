@@ -1,0 +1,139 @@
+"""Keys and tenants: who may see what, and where a server may listen."""
+import os
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+import grpc
+from harness import BUILD, DOCUMENT, Server, tiny_model, upload_messages
+from stillhouse.v1 import caches_pb2, corpora_pb2, inference_pb2, server_pb2, tenants_pb2
+
+CODE = grpc.StatusCode
+ADMIN = "a" * 40
+
+
+class Keys(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = tempfile.mkdtemp(prefix="stillhouse-e2e-")
+        key_file = os.path.join(cls.folder, "admin.key")
+        with open(key_file, "w") as f:
+            f.write(ADMIN + "\n")
+        os.chmod(key_file, 0o600)
+        cls.server = Server(cls.folder, "--admin-key-file", key_file)
+        cls.keys = {}
+        for tenant in ("ada", "bob"):
+            cls.server.tenants.CreateTenant(tenants_pb2.CreateTenantRequest(tenant_id=tenant), metadata=cls.bearer(ADMIN))
+            key = cls.server.tenants.CreateKey(tenants_pb2.CreateKeyRequest(parent=f"tenants/{tenant}"), metadata=cls.bearer(ADMIN))
+            cls.keys[tenant] = key
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.server.kill()
+        shutil.rmtree(cls.folder, ignore_errors=True)
+
+    @staticmethod
+    def bearer(secret):
+        return (("authorization", f"Bearer {secret}"),)
+
+    def of(self, tenant):
+        return self.bearer(self.keys[tenant].secret)
+
+    def code(self, call, *args, **kwargs):
+        with self.assertRaises(grpc.RpcError) as caught:
+            call(*args, **kwargs)
+        return caught.exception
+
+    def test_no_key_and_wrong_keys(self):
+        listing = corpora_pb2.ListCorporaRequest()
+        self.assertEqual(self.code(self.server.corpora.ListCorpora, listing).code(), CODE.UNAUTHENTICATED)
+        for secret in ("", "nonsense", ADMIN[:-1], self.keys["ada"].secret[:-1] + "!", "x" * 10000):
+            error = self.code(self.server.corpora.ListCorpora, listing, metadata=self.bearer(secret))
+            self.assertEqual(error.code(), CODE.UNAUTHENTICATED)
+            if len(secret) > 4:
+                self.assertNotIn(secret, error.details())
+
+    def test_another_tenants_names_do_not_exist(self):
+        self.server.corpora.UploadCorpus(upload_messages("secret", DOCUMENT), metadata=self.of("ada"), timeout=30)
+        mine = corpora_pb2.GetCorpusRequest(name="tenants/ada/corpora/secret")
+        self.assertEqual(self.server.corpora.GetCorpus(mine, metadata=self.of("ada")).size_bytes, len(DOCUMENT))
+        theirs = self.code(self.server.corpora.GetCorpus, mine, metadata=self.of("bob"))
+        missing = self.code(self.server.corpora.GetCorpus, corpora_pb2.GetCorpusRequest(name="tenants/ada/corpora/absent"),
+                            metadata=self.of("bob"))
+        self.assertEqual(theirs.code(), CODE.NOT_FOUND)
+        self.assertEqual(theirs.details().replace("secret", "X"), missing.details().replace("absent", "X"))
+        self.assertEqual(len(self.server.corpora.ListCorpora(corpora_pb2.ListCorporaRequest(), metadata=self.of("bob")).corpora), 0)
+        query = inference_pb2.QueryRequest(prompt="x", caches=["tenants/ada/corpora/secret/caches/c"])
+        self.assertEqual(self.code(lambda: list(self.server.inference.Query(query, metadata=self.of("bob")))).code(), CODE.NOT_FOUND)
+        self.assertEqual(self.code(self.server.caches.ListCaches, caches_pb2.ListCachesRequest(parent="tenants/ada/corpora/-"),
+                                   metadata=self.of("bob")).code(), CODE.NOT_FOUND)
+
+    def test_only_the_admin_makes_tenants(self):
+        error = self.code(self.server.tenants.CreateTenant, tenants_pb2.CreateTenantRequest(tenant_id="eve"), metadata=self.of("ada"))
+        self.assertIn(error.code(), (CODE.PERMISSION_DENIED, CODE.UNAUTHENTICATED))
+        again = self.code(self.server.tenants.CreateTenant, tenants_pb2.CreateTenantRequest(tenant_id="ada"), metadata=self.bearer(ADMIN))
+        self.assertEqual(again.code(), CODE.ALREADY_EXISTS)
+
+    def test_a_deleted_key_stops_at_once_and_secrets_are_shown_once(self):
+        key = self.server.tenants.CreateKey(tenants_pb2.CreateKeyRequest(parent="tenants/bob"), metadata=self.bearer(ADMIN))
+        use = lambda: self.server.corpora.ListCorpora(corpora_pb2.ListCorporaRequest(), metadata=self.bearer(key.secret))
+        use()
+        listed = self.server.tenants.ListKeys(tenants_pb2.ListKeysRequest(parent="tenants/bob"), metadata=self.bearer(ADMIN)).keys
+        self.assertTrue(all(not k.secret for k in listed))
+        self.server.tenants.DeleteKey(tenants_pb2.DeleteKeyRequest(name=key.name), metadata=self.bearer(ADMIN))
+        self.assertEqual(self.code(use).code(), CODE.UNAUTHENTICATED)
+        # Nothing on disk holds the secret.
+        for folder, _, files in os.walk(self.server.store):
+            for name in files:
+                with open(os.path.join(folder, name), "rb") as f:
+                    self.assertNotIn(key.secret.encode(), f.read())
+
+    def test_keys_survive_a_restart(self):
+        self.server.stop()
+        self.server.start()
+        self.server.corpora.ListCorpora(corpora_pb2.ListCorporaRequest(), metadata=self.of("ada"))
+
+
+class Listening(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.mkdtemp(prefix="stillhouse-e2e-")
+        self.model = tiny_model(self.folder)
+
+    def tearDown(self):
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def run_server(self, *flags):
+        return subprocess.run([f"{BUILD}/bin/stillhouse-server", "--model", self.model, "--store", self.folder + "/s",
+                               "--metrics-address", "", *flags], capture_output=True, text=True, timeout=60)
+
+    def test_off_loopback_without_keys_or_tls_is_refused(self):
+        result = self.run_server("--address", "0.0.0.0:0")
+        self.assertNotEqual(result.returncode, 0)
+        self.assertIn("loopback", result.stderr)
+
+    def test_unreadable_models_are_refused_with_one_sentence(self):
+        for content in (b"", b"GGUF", b"not a model" * 100, b"GGUF\x03\x00\x00\x00" + b"\xff" * 64):
+            self.model = os.path.join(self.folder, "bad.gguf")
+            with open(self.model, "wb") as f:
+                f.write(content)
+            result = self.run_server("--address", "127.0.0.1:0")
+            self.assertEqual(result.returncode, 1)
+            self.assertEqual(len(result.stderr.strip().splitlines()), 1, result.stderr)
+
+    def test_tls(self):
+        key, cert = self.folder + "/key.pem", self.folder + "/cert.pem"
+        subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "2", "-subj",
+                        "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"], check=True, capture_output=True)
+        server = Server(self.folder, "--tls-cert", cert, "--tls-key", key, model=self.model)
+        try:
+            with self.assertRaises(grpc.RpcError):
+                server.info.GetServerInfo(server_pb2.GetServerInfoRequest(), timeout=5)
+            with open(cert, "rb") as f:
+                credentials = grpc.ssl_channel_credentials(f.read())
+            server.channel.close()
+            server.channel = grpc.secure_channel(server.address, credentials)
+            server.stubs(server.channel)
+            self.assertTrue(server.info.GetServerInfo(server_pb2.GetServerInfoRequest(), timeout=10).version)
+        finally:
+            server.kill()
