@@ -87,7 +87,7 @@ struct Metrics::Impl : public prometheus::Collectable {
   }
 
   void Declare(const MetricSpec& spec) {
-    Family family;
+    Family family{};
     switch (spec.type) {
       case MetricType::kCounter:
         family.counter = &prometheus::BuildCounter().Name(spec.name).Help(spec.help).Register(registry);

@@ -73,7 +73,7 @@ absl::Status CopyTexts(std::string_view field, const Strings& texts, int max_cou
   }
   for (const std::string& text : texts) {
     if (text.empty()) return BadField(field, "holds an empty text");
-    STILLHOUSE_RETURN_IF_ERROR(CheckText(field, text, kMaxQuestionBytes));
+    STILLHOUSE_RETURN_IF_ERROR(CheckTextField(field, text, kMaxQuestionBytes));
     out->push_back(text);
   }
   return absl::OkStatus();
@@ -177,7 +177,7 @@ absl::StatusOr<BuildSpec> ParseBuildRequest(const v1::BuildCacheRequest& request
   spec.tenant = std::string(tenant);
   spec.corpus_id = std::string(corpus_id);
   spec.cache_id = std::string(cache_id);
-  STILLHOUSE_RETURN_IF_ERROR(CheckText("display_name", request.display_name(), kMaxDisplayName));
+  STILLHOUSE_RETURN_IF_ERROR(CheckTextField("display_name", request.display_name(), kMaxDisplayName));
   spec.display_name = request.display_name();
   switch (request.size_case()) {
     case v1::BuildCacheRequest::kSlots:

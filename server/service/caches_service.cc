@@ -5,9 +5,9 @@
 #include <string>
 
 #include "cache_store/artifact.h"
-#include "kernels/base/sha256.h"
 #include "cache_store/store.h"
 #include "kernels/base/logging.h"
+#include "kernels/base/sha256.h"
 #include "kernels/base/status.h"
 #include "kernels/base/strings.h"
 #include "server/corpus/build_queue.h"
@@ -158,9 +158,9 @@ class ImportCall final : public ReadCall<v1::ImportCacheRequest> {
   absl::Status OnHeader(const v1::ImportHeader& header) {
     if (blob_ != nullptr) return BadField("header", "was sent twice");
     STILLHOUSE_ASSIGN_OR_RETURN(corpus_, OwnCorpus(caller(), header.parent()));
-    STILLHOUSE_RETURN_IF_ERROR(CheckId(header.cache_id(), "cache_id"));
-    STILLHOUSE_RETURN_IF_ERROR(CheckText("display_name", header.display_name(), kMaxDisplayName));
-    STILLHOUSE_RETURN_IF_ERROR(CheckSha256("sha256", header.sha256()));
+    STILLHOUSE_RETURN_IF_ERROR(CheckResourceId(header.cache_id(), "cache_id"));
+    STILLHOUSE_RETURN_IF_ERROR(CheckTextField("display_name", header.display_name(), kMaxDisplayName));
+    STILLHOUSE_RETURN_IF_ERROR(CheckSha256Field("sha256", header.sha256()));
     STILLHOUSE_RETURN_IF_ERROR(CheckRequestId(header.request_id()));
     if (header.size_bytes() < 0) return BadField("size_bytes", "is negative");
     STILLHOUSE_RETURN_IF_ERROR(
@@ -307,7 +307,7 @@ class CachesService final : public v1::Caches::CallbackService {
     if (cache_id.empty()) {
       cache_id = StrCat("cache-", DerivedSuffix(in.request_id()));
     } else {
-      STILLHOUSE_RETURN_IF_ERROR(CheckId(cache_id, "cache_id"));
+      STILLHOUSE_RETURN_IF_ERROR(CheckResourceId(cache_id, "cache_id"));
     }
     STILLHOUSE_ASSIGN_OR_RETURN(const BuildSpec spec, ParseBuildRequest(in, corpus.tenant, corpus.corpus, cache_id));
     const absl::StatusOr<BuildInfo> info = service->builds->Enqueue(spec, in.request_id());

@@ -5,8 +5,8 @@
 #include <string>
 
 #include "absl/synchronization/mutex.h"
-#include "kernels/base/sha256.h"
 #include "cache_store/store.h"
+#include "kernels/base/sha256.h"
 #include "kernels/base/status.h"
 #include "kernels/base/strings.h"
 #include "server/corpus/build_queue.h"
@@ -55,10 +55,10 @@ class TokenCounts {
 absl::StatusOr<UploadSpec> ParseHeader(const Caller& caller, const Quota& quota, const v1::UploadHeader& header) {
   UploadSpec spec;
   STILLHOUSE_ASSIGN_OR_RETURN(spec.tenant, ResolveParent(caller, header.parent()));
-  STILLHOUSE_RETURN_IF_ERROR(CheckId(header.corpus_id(), "corpus_id"));
-  STILLHOUSE_RETURN_IF_ERROR(CheckText("display_name", header.display_name(), kMaxDisplayName));
-  STILLHOUSE_RETURN_IF_ERROR(CheckText("media_type", header.media_type(), kMaxMediaType));
-  STILLHOUSE_RETURN_IF_ERROR(CheckSha256("sha256", header.sha256()));
+  STILLHOUSE_RETURN_IF_ERROR(CheckResourceId(header.corpus_id(), "corpus_id"));
+  STILLHOUSE_RETURN_IF_ERROR(CheckTextField("display_name", header.display_name(), kMaxDisplayName));
+  STILLHOUSE_RETURN_IF_ERROR(CheckTextField("media_type", header.media_type(), kMaxMediaType));
+  STILLHOUSE_RETURN_IF_ERROR(CheckSha256Field("sha256", header.sha256()));
   STILLHOUSE_RETURN_IF_ERROR(CheckRequestId(header.request_id()));
   if (header.size_bytes() < 0) return BadField("size_bytes", "is negative");
   STILLHOUSE_RETURN_IF_ERROR(quota.AdmitCorpus(spec.tenant, static_cast<uint64_t>(header.size_bytes())));

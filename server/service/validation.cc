@@ -39,12 +39,12 @@ absl::Status CheckRequestId(std::string_view request_id) {
   return BadField("request_id", "is not a UUID, such as 123e4567-e89b-12d3-a456-426614174000");
 }
 
-absl::Status CheckText(std::string_view field, std::string_view text, size_t max_bytes) {
+absl::Status CheckTextField(std::string_view field, std::string_view text, size_t max_bytes) {
   if (text.size() <= max_bytes) return absl::OkStatus();
   return BadField(field, StrCat("has ", text.size(), " bytes; at most ", max_bytes, " are allowed"));
 }
 
-absl::Status CheckSha256(std::string_view field, std::string_view hash) {
+absl::Status CheckSha256Field(std::string_view field, std::string_view hash) {
   if (IsSha256Hex(hash)) return absl::OkStatus();
   return BadField(field, "is not a SHA-256: send 64 lower-case hexadecimal digits");
 }

@@ -34,9 +34,9 @@ absl::Status BadField(std::string_view field, std::string_view problem);
 
 // Empty, or a UUID.
 absl::Status CheckRequestId(std::string_view request_id);
-absl::Status CheckText(std::string_view field, std::string_view text, size_t max_bytes);
+absl::Status CheckTextField(std::string_view field, std::string_view text, size_t max_bytes);
 // 64 lower-case hex digits.
-absl::Status CheckSha256(std::string_view field, std::string_view hash);
+absl::Status CheckSha256Field(std::string_view field, std::string_view hash);
 // Default 50, more than 1000 is 1000; negative is INVALID_ARGUMENT.
 absl::StatusOr<int> CheckPageSize(int32_t page_size);
 

@@ -5,8 +5,8 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "kernels/base/sha256.h"
 #include "kernels/base/logging.h"
+#include "kernels/base/sha256.h"
 
 namespace stillhouse {
 namespace {

@@ -114,7 +114,7 @@ absl::StatusOr<std::string> ParseOperationName(std::string_view name) {
   return ids[0];
 }
 
-absl::Status CheckId(std::string_view id, std::string_view field) {
+absl::Status CheckResourceId(std::string_view id, std::string_view field) {
   if (IsResourceId(id)) return absl::OkStatus();
   const std::string named(field);
   return WithReason(

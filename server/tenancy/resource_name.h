@@ -46,7 +46,7 @@ std::string TenantName(std::string_view tenant);
 std::string OperationName(std::string_view operation);
 
 // INVALID_ARGUMENT that names `field` unless `id` is a well-formed id.
-absl::Status CheckId(std::string_view id, std::string_view field);
+absl::Status CheckResourceId(std::string_view id, std::string_view field);
 
 // Lower- or upper-case UUID, 8-4-4-4-12.
 bool IsUuid(std::string_view text);

@@ -18,7 +18,7 @@ absl::Status CheckLabel(std::string_view text) {
 
 absl::StatusOr<TenantRow> TenantRegistry::Create(std::string_view tenant, std::string_view display_name,
                                                  std::string_view request_id) {
-  STILLHOUSE_RETURN_IF_ERROR(CheckId(tenant, "tenant_id"));
+  STILLHOUSE_RETURN_IF_ERROR(CheckResourceId(tenant, "tenant_id"));
   STILLHOUSE_RETURN_IF_ERROR(CheckLabel(display_name));
   TenantRow row;
   row.tenant = std::string(tenant);
