@@ -35,6 +35,8 @@ struct SelfStudySpec {
 struct TrainingSpec {
   StartMethod start = StartMethod::kAttentionMatching;
   double learning_rate = 0.0;
+  // Each layer's keys and values learn at learning_rate times their own root mean square over the mean of all layers.
+  bool relative_learning_rate = true;
   double warmup_fraction = 0.05;
   int64_t rows_per_step = 0;
   int64_t row_tokens = 0;
@@ -44,7 +46,7 @@ struct TrainingSpec {
   bool train_beta = false;
   LossKind loss = LossKind::kRenormalised;
   bool train_on_question = false;
-  double clip_norm = 1.0;
+  double clip_norm = 0.0;  // 0: never
   double validation_fraction = 0.1;
   int64_t early_stop_patience = 5;  // 0: never
   int64_t evaluate_every = 0;

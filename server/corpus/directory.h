@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "absl/types/span.h"
 #include "cache_store/artifact.h"
 #include "cache_store/store.h"
 #include "server/model/weights.h"
@@ -84,11 +85,16 @@ class Directory {
   std::unique_ptr<Impl> impl_;
 };
 
-// A memory as artifact sections and back. The header's shape fields are filled from the memory.
+// The header of a stored memory: `header` with its shape fields filled in from the memory.
+ArtifactHeader DescribeMemory(const ModelConfig& config, const Memory& memory, ArtifactHeader header,
+                              bool has_positions);
+
+// A memory as artifact sections and back. The header's shape fields are filled from the memory. `positions`, if given,
+// are those of the keys, per layer [kv_heads, slots]; without them slot i sits at position i.
 absl::StatusOr<std::shared_ptr<const Memory>> LoadMemory(const Context& ctx, const ModelConfig& config,
                                                          const Artifact& artifact);
 absl::Status StoreMemory(const Context& ctx, const ModelConfig& config, const Memory& memory, ArtifactHeader header,
-                         BlobWriter* blob);
+                         BlobWriter* blob, absl::Span<const std::vector<int32_t>> positions = {});
 
 }  // namespace stillhouse
 

@@ -63,6 +63,23 @@ void CopyInto(const Context& ctx, const Tensor& from, const Tensor& to) {
   }
 }
 
+// Per layer: the root mean square over the mean of all layers'.
+std::vector<float> LayerScales(const Context& ctx, const Tensor& values, bool relative) {
+  const int64_t layers = values.dim(0);
+  std::vector<float> scales(static_cast<size_t>(layers), 1.0f);
+  if (!relative) return scales;
+  double mean = 0.0;
+  for (int64_t l = 0; l < layers; ++l) {
+    double sum = 0.0;
+    for (float x : ctx.ToFloats(values.Select(0, l))) sum += static_cast<double>(x) * x;
+    const double rms = std::sqrt(sum * static_cast<double>(layers) / static_cast<double>(values.elements()));
+    scales[static_cast<size_t>(l)] = static_cast<float>(rms);
+    mean += rms / static_cast<double>(layers);
+  }
+  for (float& scale : scales) scale = mean > 0.0 ? static_cast<float>(scale / mean) : 1.0f;
+  return scales;
+}
+
 // acc += x.
 void Accumulate(const Context& ctx, const Tensor& acc, const Tensor& x) {
   if (!acc.defined()) return;
@@ -138,6 +155,8 @@ absl::StatusOr<std::unique_ptr<CartridgeTrainer>> CartridgeTrainer::Create(
     CopyInto(ctx, kv.v, t->current_.v.Select(0, l));
     if (kv.beta) CopyInto(ctx, kv.beta, t->current_.beta.Select(0, l));
   }
+  t->k_scale_ = LayerScales(ctx, t->current_.k, options.relative_learning_rate);
+  t->v_scale_ = LayerScales(ctx, t->current_.v, options.relative_learning_rate);
   CopyInto(ctx, t->current_.k, t->best_.k);
   CopyInto(ctx, t->current_.v, t->best_.v);
   CopyInto(ctx, t->current_.beta, t->best_.beta);
@@ -330,20 +349,23 @@ absl::Status CartridgeTrainer::FinishStep(const Context& ctx) {
   args.step = step_ + 1;
   args.grad_scale =
       options_.clip_norm > 0.0 && norm > options_.clip_norm ? static_cast<float>(options_.clip_norm / norm) : 1.0f;
-  auto update = [&](const Tensor& value, const Tensor& grad, const Tensor& m, const Tensor& v) {
-    args.param = Trained(value);
-    args.grad = grad;
-    args.m = m;
-    args.v = v;
+  const float rate = args.options.lr;
+  auto update = [&](int64_t layer, float scale, const Tensor& value, const Tensor& grad, const Tensor& m,
+                    const Tensor& v) {
+    args.options.lr = rate * scale;
+    args.param = Trained(value).Select(0, layer);
+    args.grad = grad.Select(0, layer);
+    args.m = m.Select(0, layer);
+    args.v = v.Select(0, layer);
     AdamW(ctx, args);
   };
-  update(current_.k, gradient_.k, m_.k, v_.k);
-  update(current_.v, gradient_.v, m_.v, v_.v);
-  if (options_.train_beta) {
-    if (options_.beta_learning_rate > 0.0) {
-      args.options.lr *= static_cast<float>(options_.beta_learning_rate / options_.learning_rate);
-    }
-    update(current_.beta, gradient_.beta, m_.beta, v_.beta);
+  const float beta_scale = options_.beta_learning_rate > 0.0
+                               ? static_cast<float>(options_.beta_learning_rate / options_.learning_rate)
+                               : 1.0f;
+  for (int64_t layer = 0; layer < weights_->config.layers; ++layer) {
+    update(layer, k_scale_[static_cast<size_t>(layer)], current_.k, gradient_.k, m_.k, v_.k);
+    update(layer, v_scale_[static_cast<size_t>(layer)], current_.v, gradient_.v, m_.v, v_.v);
+    if (options_.train_beta) update(layer, beta_scale, current_.beta, gradient_.beta, m_.beta, v_.beta);
   }
   for (const auto& group : groups_) {
     for (const Conversation* c : group) trained_tokens_ += c->rows();

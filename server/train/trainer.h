@@ -18,6 +18,9 @@ enum class TrainingLoss : uint8_t { kRenormalised, kRaw, kTail, kCrossEntropy };
 
 struct TrainerOptions {
   double learning_rate = 1e-2;
+  // Each layer's keys, and its values, learn at the rate times their root mean square in the start memory over the mean
+  // of all layers: values grow fortyfold from the first layer to the last, and one rate for all wrecks the early ones.
+  bool relative_learning_rate = true;
   double beta_learning_rate = 0.0;  // of the biases; 0: as the others
   double warmup_fraction = 0.05;    // of the steps, linear; then a cosine to zero
   int64_t rows_per_step = 2;        // conversations behind one optimiser step
@@ -28,7 +31,7 @@ struct TrainerOptions {
   bool train_beta = false;
   TrainingLoss loss = TrainingLoss::kRenormalised;
   bool train_on_question = false;
-  double clip_norm = 1.0;           // of the gradient over everything trained; 0: never
+  double clip_norm = 0.0;           // of the gradient over everything trained; 0: never
   int64_t early_stop_patience = 0;  // evaluations without improvement; 0: never
   int64_t evaluate_every = 0;       // steps; 0: only before the first and after the last
   double weight_decay = 0.0;
@@ -107,6 +110,7 @@ class CartridgeTrainer {
   int64_t slots_ = 0, next_position_ = 0, frozen_ = 0;
   std::string label_;
 
+  std::vector<float> k_scale_, v_scale_;  // of the learning rate, per layer
   Values current_, best_, m_, v_;         // moments leave out the frozen slots
   std::shared_ptr<const Memory> memory_;  // views of current_
   Phase phase_ = Phase::kEvaluate;
