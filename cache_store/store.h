@@ -27,7 +27,8 @@ namespace stillhouse {
 // Errors: INVALID_ARGUMENT (malformed id, hash or page token), NOT_FOUND, ALREADY_EXISTS, ABORTED (the etag is not the
 // row's: read again), FAILED_PRECONDITION, OUT_OF_RANGE (upload gaps), RESOURCE_EXHAUSTED (disk full), DATA_LOSS
 // (stored bytes do not match their hash), UNAVAILABLE (device error). After an error nothing is half-visible and the
-// store is usable.
+// store is usable. One case is in doubt, as with any disk: if it fails while a commit is synced and stays bad, the
+// error may be reported for a change that was made, wholly. Asking again (with the same request or upload id) tells.
 
 struct CorpusRow {
   std::string tenant;

@@ -1,7 +1,7 @@
 #include "tests/cache_store/sample_artifact.h"
 
-#include "kernels/base/sha256.h"
 #include "kernels/base/logging.h"
+#include "kernels/base/sha256.h"
 
 namespace stillhouse {
 

@@ -7,9 +7,9 @@
 #include <filesystem>
 #include <functional>
 
-#include "kernels/base/sha256.h"
 #include "cache_store/store.h"
 #include "kernels/base/logging.h"
+#include "kernels/base/sha256.h"
 #include "kernels/base/status.h"
 #include "tests/cache_store/store_invariants.h"
 #include "tests/cache_store/temp_dir.h"
@@ -61,9 +61,9 @@ OperationRow Operation() {
   return row;
 }
 
-absl::Status Both(absl::Status first, absl::Status second) { return first.ok() ? second : first; }
-
 struct Scenario {
+  friend void PrintTo(const Scenario& scenario, std::ostream* out) { *out << scenario.name; }
+
   std::string name;
   std::function<absl::Status(Store&)> set_up;
   std::function<absl::Status(Store&)> act;  // may be tried again after an error
@@ -90,9 +90,13 @@ absl::Status Tolerate(absl::Status status, absl::StatusCode code) {
 
 std::vector<Scenario> Scenarios() {
   auto with_doc = [](Store& s) { return UploadAll(s, "doc", kText); };
-  auto with_artifact = [=](Store& s) { return Both(with_doc(s), s.PutArtifact(Artifact(), "old bytes").status()); };
+  auto with_artifact = [=](Store& s) {
+    STILLHOUSE_RETURN_IF_ERROR(with_doc(s));
+    return s.PutArtifact(Artifact(), "old bytes").status();
+  };
   auto with_operation = [](Store& s) {
-    return Both(s.InsertOperation(Operation()).status(), s.PutCheckpoint("acme", "op", "step 1"));
+    STILLHOUSE_RETURN_IF_ERROR(s.InsertOperation(Operation()).status());
+    return s.PutCheckpoint("acme", "op", "step 1");
   };
   auto none = [](Store&) { return absl::OkStatus(); };
   return {
@@ -148,8 +152,6 @@ std::vector<Scenario> Scenarios() {
          return Tolerate(s.UpdateOperation("acme", "op", update).status(), absl::StatusCode::kFailedPrecondition);
        },
        [](Store& s) { return ShowOperation(s); }},
-      {"CollectGarbage", with_artifact, [](Store& s) { return s.CollectGarbage(); },
-       [](Store& s) { return ShowCorpus(s, "doc") + ShowArtifact(s, "k"); }},
   };
 }
 
@@ -171,7 +173,7 @@ class FaultSweepTest : public testing::TestWithParam<Scenario> {
     const Scenario& scenario = GetParam();
     SCOPED_TRACE(scenario.name + " step " + std::to_string(step) + " fault " + std::to_string(static_cast<int>(fault)) +
                  (sticky ? " sticky" : "") + " after " + std::to_string(static_cast<int>(after)));
-    TempDir dir;
+    TempDir dir(TempDir::kMemory);
     FaultEnv env;
     const StoreOptions options = Options(dir, env);
     absl::StatusOr<std::unique_ptr<Store>> opened = OpenEmbeddedStore(options);
@@ -196,7 +198,8 @@ class FaultSweepTest : public testing::TestWithParam<Scenario> {
       // Reading works while the disk is full.
       if (fault != Fault::kIoError) {
         EXPECT_EQ(BrokenInvariant(*store, options.directory, "acme", false), "");
-        if (!acted.ok()) {
+        // Where the disk fails from a commit's last sync on, that commit is in doubt: made, but reported as an error.
+        if (!acted.ok() && !sticky) {
           EXPECT_EQ(scenario.observe(*store), before) << "an act that failed changed something";
         }
       }
@@ -265,7 +268,7 @@ TEST(StoreOpenFaultTest, EveryStepOfAnOpen) {
           ASSERT_LT(step, 500);
           SCOPED_TRACE(testing::Message()
                        << "fresh " << fresh << " fault " << static_cast<int>(fault) << " step " << step);
-          TempDir dir;
+          TempDir dir(TempDir::kMemory);
           FaultEnv env;
           StoreOptions options;
           options.directory = dir.path() + "/store";

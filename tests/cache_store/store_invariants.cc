@@ -50,7 +50,8 @@ std::string BrokenInvariant(Store& store, const std::string& directory, const st
   absl::StatusOr<TenantUsage> usage = store.GetUsage(tenant);
   if (!usage.ok() || usage->corpus_bytes != corpus_bytes) return "the usage is not the sum of the corpora";
   if (!exact) return "";
-  for (const std::string& file : PosixEnv()->ListDirectory(directory + "/blobs").value()) {
+  const std::vector<std::string> blobs = PosixEnv()->ListDirectory(directory + "/blobs").value();
+  for (const std::string& file : blobs) {
     if (!named.contains(file)) return "blob " + file + " belongs to nothing";
   }
   if (!PosixEnv()->ListDirectory(directory + "/tmp").value().empty()) return "tmp/ is not empty";

@@ -10,8 +10,8 @@
 #include <random>
 
 #include "cache_store/artifact.h"
-#include "kernels/base/sha256.h"
 #include "cache_store/store.h"
+#include "kernels/base/sha256.h"
 #include "tests/cache_store/sample_artifact.h"
 #include "tests/cache_store/store_invariants.h"
 #include "tests/cache_store/temp_dir.h"
@@ -102,7 +102,8 @@ TEST(StoreKillTest, NothingIsHalfVisibleAfterKill) {
     ASSERT_TRUE(store.ok()) << store.status();
     ASSERT_TRUE((*store)->EnsureTenant("acme").ok());
     EXPECT_EQ(BrokenInvariant(**store, Options(dir).directory, "acme", true), "") << "round " << round;
-    for (const ArtifactRow& row : (*store)->ListArtifacts("acme", "", {1000, ""}).value().rows) {
+    const Page<ArtifactRow> artifacts = (*store)->ListArtifacts("acme", "", {1000, ""}).value();
+    for (const ArtifactRow& row : artifacts.rows) {
       EXPECT_TRUE(OpenArtifact((*store)->OpenArtifactFile("acme", row.corpus_id, row.cache_id).value().file).ok());
     }
     for (int i = 0; i < acknowledged; ++i) {

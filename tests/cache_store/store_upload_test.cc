@@ -5,8 +5,8 @@
 #include <fstream>
 #include <thread>
 
-#include "kernels/base/sha256.h"
 #include "cache_store/store.h"
+#include "kernels/base/sha256.h"
 #include "tests/cache_store/temp_dir.h"
 #include "tests/support/fault_env.h"
 
