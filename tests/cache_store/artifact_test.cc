@@ -3,6 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
+#include <fstream>
+#include <iterator>
 #include <string>
 
 #include "cache_store/crc32c.h"
@@ -101,6 +104,23 @@ TEST(ArtifactTest, FileIsOrdinarySafetensorsWithTheDocumentedDigest) {
   EXPECT_EQ(header["version"], 1);
   EXPECT_EQ(header["slots"], 5);
   EXPECT_EQ(header["quality"]["recovered"], 0.93);
+}
+
+// A file that a Python script made from FORMAT.md alone (make_artifact_seeds.py).
+TEST(ArtifactTest, ReadsAFileOfAnotherWriter) {
+  std::ifstream in(STILLHOUSE_SOURCE_DIR "/tests/fuzz/corpus/artifact/sample.safetensors", std::ios::binary);
+  const std::string file(std::istreambuf_iterator<char>(in), {});
+  absl::StatusOr<ParsedArtifact> parsed = ParseArtifact(file);
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_EQ(parsed->header.fingerprints.rope_layout, "half");
+  EXPECT_EQ(parsed->header.slots, 3u);
+  EXPECT_EQ(parsed->header.logical_length, 40u);
+  EXPECT_EQ(parsed->header.position_rule, PositionRule::kKeep);
+  ASSERT_EQ(parsed->sections.size(), 3u);
+  EXPECT_EQ(parsed->sections[2].name, "layer.0.beta");
+  float beta[6];
+  std::memcpy(beta, parsed->sections[2].bytes.data(), sizeof(beta));
+  for (int i = 0; i < 6; ++i) EXPECT_EQ(beta[i], static_cast<float>(i));
 }
 
 TEST(ArtifactTest, EveryChangedByteIsDataLoss) {
