@@ -190,8 +190,8 @@ class QueryTile {
       l_other[i] *= factor_[i];
       simd_.scale(factor_[i], state_.o + i * width_, width_);
     }
-    GemmNN(simd_, queries_, width_, slots, 1.0f, scores_, kRangeSlots, run.v + j * run.v_row, run.v_row, state_.o,
-           width_, true);
+    simd_.attention_values(scores_, kRangeSlots, queries_, run.v + j * run.v_row, run.v_row, slots, width_, state_.o,
+                           width_);
   }
 
   const SimdTable& simd_;

@@ -5,8 +5,10 @@
 #include <limits>
 #include <vector>
 
+#include "kernels/cpu/cpu_kernels.h"
+#include "kernels/cpu/gemm.h"
 #include "kernels/cpu/row_view.h"
-#include "kernels/ops/kernel_table.h"
+#include "kernels/cpu/select_best.h"
 #include "kernels/ops/matmul.h"
 #include "kernels/ops/softmax_state.h"
 
@@ -19,26 +21,27 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 // Logits of a fused loss are made for this many rows at a time: 64 rows of a vocabulary of 49152 are 12 MiB.
 constexpr int64_t kChunkRows = 64;
 
-float Max(const float* z, int64_t n) {
-  float m = -kInf;
-  for (int64_t i = 0; i < n; ++i) m = std::max(m, z[i]);
-  return m;
-}
-
-SoftmaxState<float> RowState(const float* z, int64_t n) {
+// A row's running softmax: its largest logit and Σ e^{z−m}.
+SoftmaxState<float> RowState(const SimdTable& simd, const float* z, int64_t n) {
   SoftmaxState<float> state;
-  state.m = Max(z, n);
-  if (state.m == -kInf) return state;
-  double sum = 0.0;
-  for (int64_t i = 0; i < n; ++i) sum += std::exp(z[i] - state.m);
-  state.l = static_cast<float>(sum);
+  state.m = simd.row_max(z, n, nullptr);
+  if (state.m > -kInf) state.l = static_cast<float>(simd.exp_sum(z, n, state.m, 1.0f));
   return state;
 }
 
-// z becomes scale · softmax(z).
-void SoftmaxInPlace(float* z, int64_t n, float lse, float scale) {
-  for (int64_t i = 0; i < n; ++i) z[i] = lse == -kInf ? 0.0f : scale * std::exp(z[i] - lse);
+// The same, with `out` (which may be z) set to e^{z−m}; a row of −inf gives zeros.
+SoftmaxState<float> ExponentiateRow(const SimdTable& simd, const float* z, int64_t n, float* out) {
+  SoftmaxState<float> state;
+  state.m = simd.row_max(z, n, nullptr);
+  if (state.m > -kInf) {
+    state.l = static_cast<float>(simd.exp_into(z, n, state.m, out));
+  } else {
+    std::fill(out, out + n, 0.0f);
+  }
+  return state;
 }
+
+int64_t RowsPerTask(int64_t width) { return 1 + 4096 / (width + 1); }
 
 // --- cross-entropy -------------------------------------------------------------------------------------------------
 
@@ -49,39 +52,45 @@ struct RowTarget {
   float weight = 0.0f;  // 0: the row does not count
 };
 
-float RowLoss(const float* z, int64_t n, const RowTarget& target, const CrossEntropyOptions& options, float lse) {
-  double dot = 0.0;  // Σ y z, terms with y = 0 left out (their z may be −inf)
+// Σ y z, terms with y = 0 left out (their z may be −inf).
+double TargetLogit(const float* z, int64_t n, const RowTarget& target, const CrossEntropyOptions& options) {
+  double dot = 0.0;
   if (target.soft) {
     for (int64_t i = 0; i < n; ++i) {
       if (target.soft[i] != 0.0f) dot += static_cast<double>(target.soft[i]) * z[i];
     }
-  } else {
-    const double smoothing = options.label_smoothing;
-    dot = (1.0 - smoothing) * z[target.id];
-    if (smoothing != 0.0) {
-      double sum = 0.0;
-      for (int64_t i = 0; i < n; ++i) sum += z[i];
-      dot += smoothing / static_cast<double>(n) * sum;
-    }
+    return dot;
   }
-  if (dot == -kInf) return kInf;
-  double loss = static_cast<double>(lse) - dot;
+  const double smoothing = options.label_smoothing;
+  if (smoothing != 0.0) {
+    for (int64_t i = 0; i < n; ++i) dot += z[i];
+    dot *= smoothing / static_cast<double>(n);
+  }
+  return smoothing == 1.0 ? dot : dot + (1.0 - smoothing) * z[target.id];
+}
+
+float RowLoss(float lse, double target_logit, const CrossEntropyOptions& options) {
+  if (target_logit == -kInf) return kInf;
+  double loss = static_cast<double>(lse) - target_logit;
   if (options.z_loss != 0.0f) loss += static_cast<double>(options.z_loss) * lse * lse;
   return static_cast<float>(loss);
 }
 
-// out (+)= scale · d loss / d z. `z` may be `out` when not adding.
-template <bool kAdd>
-void RowGrad(const float* z, int64_t n, const RowTarget& target, const CrossEntropyOptions& options, float lse,
-             float scale, float* out) {
-  const float softmax_scale = scale * (1.0f + 2.0f * options.z_loss * lse);
-  const float uniform = target.soft ? 0.0f : scale * options.label_smoothing / static_cast<float>(n);
-  for (int64_t i = 0; i < n; ++i) {
-    float d = (lse == -kInf ? 0.0f : softmax_scale * std::exp(z[i] - lse)) - uniform;
-    if (target.soft) d -= scale * target.soft[i];
-    out[i] = kAdd ? out[i] + d : d;
+// What a row's exponentials are multiplied by to become the softmax's part of its gradient.
+float SoftmaxFactor(const SoftmaxState<float>& state, const CrossEntropyOptions& options, float scale) {
+  if (state.l <= 0.0f) return 0.0f;
+  return scale * (1.0f + 2.0f * options.z_loss * LogSumExp(state)) / state.l;
+}
+
+// out −= scale · y.
+void SubtractTarget(const RowTarget& target, const CrossEntropyOptions& options, float scale, int64_t n, float* out) {
+  if (target.soft) {
+    for (int64_t i = 0; i < n; ++i) out[i] -= scale * target.soft[i];
+    return;
   }
-  if (!target.soft) out[target.id] -= scale * (1.0f - options.label_smoothing);
+  const float uniform = scale * options.label_smoothing / static_cast<float>(n);
+  for (int64_t i = 0; i < n && uniform != 0.0f; ++i) out[i] -= uniform;
+  out[target.id] -= scale * (1.0f - options.label_smoothing);
 }
 
 // The weight of each row, and what a mean divides by.
@@ -157,7 +166,8 @@ struct TeacherEntry {
 };
 
 // Loss of one row against the teacher's candidates; with `gradient`, z becomes scale · dz.
-float DistillRow(const LinearDistillArgs& args, int64_t r, float* z, int64_t n, bool gradient, float scale) {
+float DistillRow(const SimdTable& simd, const LinearDistillArgs& args, int64_t r, float* z, int64_t n, bool gradient,
+                 float scale) {
   const int64_t columns = args.ids.dim(1);
   const int32_t* ids = args.ids.i32() + r * columns;
   const float* logprobs = args.logprobs.f32() + r * columns;
@@ -182,7 +192,6 @@ float DistillRow(const LinearDistillArgs& args, int64_t r, float* z, int64_t n, 
   }
 
   double loss = 0.0;
-  float lse;
   if (args.mode == DistillMode::kTail) {
     // The tail's own log-sum is taken over the other tokens: 1 − Σp would cancel.
     std::vector<float> logits(entries.size());
@@ -190,122 +199,103 @@ float DistillRow(const LinearDistillArgs& args, int64_t r, float* z, int64_t n, 
       logits[e] = z[entries[e].id];
       z[entries[e].id] = -kInf;
     }
-    const SoftmaxState<float> tail = RowState(z, n);
-    SoftmaxState<float> all = RowState(logits.data(), static_cast<int64_t>(logits.size()));
+    const SoftmaxState<float> tail = gradient ? ExponentiateRow(simd, z, n, z) : RowState(simd, z, n);
+    SoftmaxState<float> all = RowState(simd, logits.data(), static_cast<int64_t>(logits.size()));
     MergeSoftmax(all, tail);
-    lse = LogSumExp(all);
-    const float tail_lse = LogSumExp(tail);
+    const float lse = LogSumExp(all);
     const float rest = static_cast<float>(std::max(0.0, 1.0 - mass));
     const float total = static_cast<float>(mass) + rest;
-    if (rest > 0.0f) loss -= static_cast<double>(rest) * (tail_lse - lse);
+    if (rest > 0.0f) loss -= static_cast<double>(rest) * (LogSumExp(tail) - lse);
     if (gradient) {
       // Tokens of the tail: p·total − rest·p/p_tail; p/p_tail is the softmax within the tail.
-      for (int64_t i = 0; i < n; ++i) {
-        if (z[i] == -kInf) {
-          z[i] = 0.0f;
-          continue;
-        }
-        z[i] = scale * (total * std::exp(z[i] - lse) - rest * std::exp(z[i] - tail_lse));
-      }
+      simd.scale(scale * (total * SoftmaxWeight(tail.m, lse) - rest * InverseSum(tail)), z, n);
     }
     for (size_t e = 0; e < entries.size(); ++e) {
       const float q = entries[e].q, logit = logits[e];
       if (q > 0.0f) loss -= static_cast<double>(q) * (logit - lse);
-      z[entries[e].id] = gradient ? scale * (total * SoftmaxWeight(logit, lse) - q) : logit;
+      if (gradient) z[entries[e].id] = scale * (total * SoftmaxWeight(logit, lse) - q);
     }
     return static_cast<float>(loss);
   }
 
-  lse = LogSumExp(RowState(z, n));
+  double target_logit = 0.0;
   for (const TeacherEntry& e : entries) {
-    if (e.q > 0.0f) loss -= static_cast<double>(e.q) * (z[e.id] - lse);
+    if (e.q > 0.0f) target_logit += static_cast<double>(e.q) * z[e.id];
   }
+  const SoftmaxState<float> state = gradient ? ExponentiateRow(simd, z, n, z) : RowState(simd, z, n);
   if (gradient) {
-    SoftmaxInPlace(z, n, lse, scale * static_cast<float>(mass));
+    simd.scale(scale * static_cast<float>(mass) * InverseSum(state), z, n);
     for (const TeacherEntry& e : entries) z[e.id] -= scale * e.q;
   }
-  return static_cast<float>(loss);
-}
-
-// The k best of z, best first, ties to the lower id.
-struct Entry {
-  float logit;
-  int32_t id;
-};
-bool Better(const Entry& a, const Entry& b) { return a.logit != b.logit ? a.logit > b.logit : a.id < b.id; }
-
-void SelectBest(const float* z, int64_t n, int64_t k, std::vector<Entry>& out) {
-  out.clear();
-  for (int64_t i = 0; i < n; ++i) {
-    if (static_cast<int64_t>(out.size()) >= 4 * k + 64) {
-      std::nth_element(out.begin(), out.begin() + (k - 1), out.end(), Better);
-      out.resize(static_cast<size_t>(k));
-    }
-    out.push_back({z[i], static_cast<int32_t>(i)});
-  }
-  std::partial_sort(out.begin(), out.begin() + k, out.end(), Better);
-  out.resize(static_cast<size_t>(k));
+  if (target_logit == -kInf) return kInf;
+  return static_cast<float>(mass * LogSumExp(state) - target_logit);
 }
 
 }  // namespace
 
 void Softmax(Backend& backend, const SoftmaxArgs& args) {
+  const SimdTable& simd = SimdOf(backend);
   const RowView z(args.z), out(args.out);
   const int64_t n = z.width();
-  backend.threads().ParallelRanges(z.rows(), 1 + 4096 / (n + 1), [&](int64_t begin, int64_t end, int) {
+  backend.threads().ParallelRanges(z.rows(), RowsPerTask(n), [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r) {
-      const float* in = z.row(r);
       float* to = out.row(r);
-      const SoftmaxState<float> state = RowState(in, n);
-      const float inverse = InverseSum(state);
-      for (int64_t i = 0; i < n; ++i) to[i] = SoftmaxWeight(in[i], state.m) * inverse;
+      const SoftmaxState<float> state = ExponentiateRow(simd, z.row(r), n, to);
+      simd.scale(InverseSum(state), to, n);
     }
   });
 }
 
 void SoftmaxGrad(Backend& backend, const SoftmaxGradArgs& args) {
+  const SimdTable& simd = SimdOf(backend);
   const RowView s(args.out), g(args.dout), dz(args.dz);
   const int64_t n = s.width();
-  backend.threads().ParallelRanges(s.rows(), 1 + 4096 / (n + 1), [&](int64_t begin, int64_t end, int) {
+  backend.threads().ParallelRanges(s.rows(), RowsPerTask(n), [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r) {
-      const float *p = s.row(r), *d = g.row(r);
-      float* to = dz.row(r);
-      double dot = 0.0;
-      for (int64_t i = 0; i < n; ++i) dot += static_cast<double>(p[i]) * d[i];
-      for (int64_t i = 0; i < n; ++i) to[i] += p[i] * (d[i] - static_cast<float>(dot));
+      simd.softmax_grad_row(s.row(r), g.row(r), simd.dot(s.row(r), g.row(r), n), dz.row(r), n);
     }
   });
 }
 
 void LogSoftmax(Backend& backend, const LogSoftmaxArgs& args) {
+  const SimdTable& simd = SimdOf(backend);
   const RowView z(args.z), out(args.out);
   const int64_t n = z.width();
-  backend.threads().ParallelRanges(z.rows(), 1 + 4096 / (n + 1), [&](int64_t begin, int64_t end, int) {
+  backend.threads().ParallelRanges(z.rows(), RowsPerTask(n), [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r) {
       const float* in = z.row(r);
       float* to = out.row(r);
-      const SoftmaxState<float> state = RowState(in, n);
-      const float log_sum = std::log(state.l);
-      for (int64_t i = 0; i < n; ++i) to[i] = state.m == -kInf ? -kInf : (in[i] - state.m) - log_sum;
+      const SoftmaxState<float> state = RowState(simd, in, n);
+      if (state.m == -kInf) {
+        std::fill(to, to + n, -kInf);
+        continue;
+      }
+      // In two steps: m + log ℓ would be rounded to m's last place.
+      simd.shift_into(in, state.m, to, n);
+      simd.shift_into(to, std::log(state.l), to, n);
     }
   });
 }
 
 void LogSoftmaxGrad(Backend& backend, const LogSoftmaxGradArgs& args) {
+  const SimdTable& simd = SimdOf(backend);
   const RowView log_p(args.out), g(args.dout), dz(args.dz);
   const int64_t n = log_p.width();
-  backend.threads().ParallelRanges(log_p.rows(), 1 + 4096 / (n + 1), [&](int64_t begin, int64_t end, int) {
+  backend.threads().ParallelRanges(log_p.rows(), RowsPerTask(n), [&](int64_t begin, int64_t end, int) {
+    float* p = ThreadScratch(ScratchSlot::kRows, n);
     for (int64_t r = begin; r < end; ++r) {
-      const float *lp = log_p.row(r), *d = g.row(r);
-      float* to = dz.row(r);
+      const float* d = g.row(r);
       double sum = 0.0;
       for (int64_t i = 0; i < n; ++i) sum += d[i];
-      for (int64_t i = 0; i < n; ++i) to[i] += d[i] - std::exp(lp[i]) * static_cast<float>(sum);
+      simd.exp_into(log_p.row(r), n, 0.0f, p);
+      simd.axpy(1.0f, d, dz.row(r), n);
+      simd.axpy(-static_cast<float>(sum), p, dz.row(r), n);
     }
   });
 }
 
 void CrossEntropy(Backend& backend, const CrossEntropyArgs& args) {
+  const SimdTable& simd = SimdOf(backend);
   const RowView z(args.z);
   const int64_t rows = z.rows(), n = z.width();
   const RowWeights weights = WeighRows(args.targets, args.class_weights, rows, n, args.options.ignore_index);
@@ -313,8 +303,8 @@ void CrossEntropy(Backend& backend, const CrossEntropyArgs& args) {
   backend.threads().ParallelFor(rows, [&](int64_t r, int) {
     const RowTarget target = TargetOf(args.targets, args.soft_targets, weights, r);
     if (target.weight == 0.0f) return;
-    const float lse = LogSumExp(RowState(z.row(r), n));
-    losses[r] = target.weight * RowLoss(z.row(r), n, target, args.options, lse);
+    const float lse = LogSumExp(RowState(simd, z.row(r), n));
+    losses[r] = target.weight * RowLoss(lse, TargetLogit(z.row(r), n, target, args.options), args.options);
   });
   float* loss = args.loss.f32();
   if (args.options.reduction == Reduction::kNone) {
@@ -325,6 +315,7 @@ void CrossEntropy(Backend& backend, const CrossEntropyArgs& args) {
 }
 
 void CrossEntropyGrad(Backend& backend, const CrossEntropyGradArgs& args) {
+  const SimdTable& simd = SimdOf(backend);
   const RowView z(args.z), dz(args.dz);
   const int64_t rows = z.rows(), n = z.width();
   const RowWeights weights = WeighRows(args.targets, args.class_weights, rows, n, args.options.ignore_index);
@@ -335,12 +326,15 @@ void CrossEntropyGrad(Backend& backend, const CrossEntropyGradArgs& args) {
     const RowTarget target = TargetOf(args.targets, args.soft_targets, weights, r);
     if (target.weight == 0.0f) return;
     const float scale = reduction * target.weight * dloss[per_row ? r * args.dloss.stride(0) : 0];
-    const float lse = LogSumExp(RowState(z.row(r), n));
-    RowGrad<true>(z.row(r), n, target, args.options, lse, scale, dz.row(r));
+    float* p = ThreadScratch(ScratchSlot::kRows, n);
+    const SoftmaxState<float> state = ExponentiateRow(simd, z.row(r), n, p);
+    simd.axpy(SoftmaxFactor(state, args.options, scale), p, dz.row(r), n);
+    SubtractTarget(target, args.options, scale, n, dz.row(r));
   });
 }
 
 void LinearCrossEntropy(Backend& backend, const LinearCrossEntropyArgs& args) {
+  const SimdTable& simd = SimdOf(backend);
   const int64_t rows = args.x.dim(0), n = args.weight.dim(0);
   const RowWeights weights = WeighRows(args.targets, Tensor(), rows, n, args.options.ignore_index);
   const float scale = weights.Scale(args.options.reduction);
@@ -351,14 +345,18 @@ void LinearCrossEntropy(Backend& backend, const LinearCrossEntropyArgs& args) {
       if (args.dx) std::fill(z, z + n, 0.0f);
       return;
     }
-    const float lse = LogSumExp(RowState(z, n));
-    losses[r] = RowLoss(z, n, target, args.options, lse);
-    if (args.dx) RowGrad<false>(z, n, target, args.options, lse, scale, z);
+    const double target_logit = TargetLogit(z, n, target, args.options);
+    const SoftmaxState<float> state = args.dx ? ExponentiateRow(simd, z, n, z) : RowState(simd, z, n);
+    losses[r] = RowLoss(LogSumExp(state), target_logit, args.options);
+    if (!args.dx) return;
+    simd.scale(SoftmaxFactor(state, args.options, scale), z, n);
+    SubtractTarget(target, args.options, scale, n, z);
   });
   args.loss.f32()[0] = Total(losses) * scale;
 }
 
 void LinearDistill(Backend& backend, const LinearDistillArgs& args) {
+  const SimdTable& simd = SimdOf(backend);
   const int64_t rows = args.x.dim(0), n = args.weight.dim(0), columns = args.ids.dim(1);
   RowWeights weights;
   weights.weight.assign(static_cast<size_t>(rows), 0.0f);
@@ -376,20 +374,28 @@ void LinearDistill(Backend& backend, const LinearDistillArgs& args) {
       if (args.dx) std::fill(z, z + n, 0.0f);
       return;
     }
-    losses[r] = w * DistillRow(args, r, z, n, args.dx.defined(), scale * w);
+    losses[r] = w * DistillRow(simd, args, r, z, n, args.dx.defined(), scale * w);
   });
   args.loss.f32()[0] = Total(losses) * scale;
 }
 
 void TopLogprobs(Backend& backend, const TopLogprobsArgs& args) {
+  const SimdTable& simd = SimdOf(backend);
   const int64_t n = args.weight.dim(0);
   ForEachLogitsRow(backend, args.x, args.weight, Tensor(), [&](int64_t r, float* z) {
-    const float lse = LogSumExp(RowState(z, n));
-    std::vector<Entry> best;
-    if (args.k > 0) SelectBest(z, n, args.k, best);
-    for (int64_t i = 0; i < args.k; ++i) {
-      args.top_ids.i32()[r * args.k + i] = best[i].id;
-      args.top_logprobs.f32()[r * args.k + i] = best[i].logit - lse;
+    const float lse = LogSumExp(RowState(simd, z, n));
+    if (args.k > 0) {
+      std::vector<ScoredId> best;
+      SelectBest(simd, z, n, args.k, best);
+      int32_t* ids = args.top_ids.i32() + r * args.k;
+      float* logprobs = args.top_logprobs.f32() + r * args.k;
+      for (size_t i = 0; i < best.size(); ++i) {
+        ids[i] = best[i].id;
+        logprobs[i] = best[i].logit - lse;
+      }
+      // Fewer finite logits than asked for (a broken model): the rest says so.
+      std::fill(ids + best.size(), ids + args.k, -1);
+      std::fill(logprobs + best.size(), logprobs + args.k, -kInf);
     }
     if (args.tokens) {
       const int32_t id = args.tokens.i32()[r];

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <vector>
 
-#include "kernels/ops/kernel_table.h"
+#include "kernels/cpu/cpu_kernels.h"
 
 namespace stillhouse::cpu {
 

@@ -5,7 +5,8 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/ops/kernel_table.h"
+#include "kernels/cpu/cpu_kernels.h"
+#include "kernels/cpu/select_best.h"
 
 namespace stillhouse::cpu {
 
@@ -13,66 +14,22 @@ namespace {
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
-struct Candidate {
-  float logit;
-  int32_t id;
-};
-
-// Best first, ties to the lower id.
-bool Better(const Candidate& a, const Candidate& b) { return a.logit != b.logit ? a.logit > b.logit : a.id < b.id; }
-
-// The largest logit, its lowest id, and whether every logit can be used (no NaN, no +inf).
+// The largest logit, its lowest id (−1 if there is nothing but −inf), and whether every logit can be used (no NaN, no
+// +inf).
 struct RowScan {
-  Candidate best{-kInf, -1};
+  ScoredId best{-kInf, -1};
   bool usable = true;
 };
 
-RowScan Scan(const float* z, int64_t n) {
+RowScan Scan(const SimdTable& simd, const float* z, int64_t n) {
   RowScan scan;
-  bool bad = false;
-  float best = -kInf;
-  for (int64_t i = 0; i < n; ++i) {
-    bad |= !(z[i] < kInf);
-    best = z[i] > best ? z[i] : best;
-  }
-  scan.usable = !bad;
-  for (int64_t i = 0; i < n && best > -kInf; ++i) {
-    if (z[i] == best) {
-      scan.best = {best, static_cast<int32_t>(i)};
-      break;
-    }
+  bool unusable = false;
+  scan.best.logit = simd.row_max(z, n, &unusable);
+  scan.usable = !unusable;
+  if (scan.usable && scan.best.logit > -kInf) {
+    scan.best.id = static_cast<int32_t>(simd.find_above(z, 0, n, std::nextafter(scan.best.logit, -kInf)));
   }
   return scan;
-}
-
-double SumExp(const float* z, int64_t n, float shift, float inverse_temperature) {
-  double sum = 0.0;
-  for (int64_t i = 0; i < n; ++i) sum += std::exp((z[i] - shift) * inverse_temperature);
-  return sum;
-}
-
-// The `count` best logits (or fewer, if there are fewer above −inf), best first.
-void SelectBest(const float* z, int64_t n, int64_t count, std::vector<Candidate>& out) {
-  out.clear();
-  count = std::min(count, n);
-  if (count <= 0) return;
-  // `out` holds up to 2·count candidates above the running threshold; when full, it is cut to the best `count`.
-  const size_t room = static_cast<size_t>(2 * count + 64);
-  float threshold = -kInf;
-  for (int64_t i = 0; i < n; ++i) {
-    if (!(z[i] > threshold)) continue;
-    out.push_back({z[i], static_cast<int32_t>(i)});
-    if (out.size() >= room) {
-      std::nth_element(out.begin(), out.begin() + (count - 1), out.end(), Better);
-      out.resize(static_cast<size_t>(count));
-      threshold = out[static_cast<size_t>(count - 1)].logit;  // equal logits with higher ids lose the tie
-    }
-  }
-  if (out.size() > static_cast<size_t>(count)) {
-    std::nth_element(out.begin(), out.begin() + (count - 1), out.end(), Better);
-    out.resize(static_cast<size_t>(count));
-  }
-  std::sort(out.begin(), out.end(), Better);
 }
 
 void Penalise(const SampleRow& row, int64_t n, float* z) {
@@ -94,50 +51,62 @@ bool Changes(const SampleRow& row) {
   return !row.banned.empty() || (penalties && !row.history.empty());
 }
 
+// A draw from the whole vocabulary: blocks are summed first, and only the one that holds the target is walked.
+int32_t DrawFromAll(const SimdTable& simd, const float* z, int64_t n, float best, float inverse_temperature, double u) {
+  constexpr int64_t kBlock = 1024;
+  std::vector<double> sums;
+  double total = 0.0;
+  for (int64_t begin = 0; begin < n; begin += kBlock) {
+    sums.push_back(simd.exp_sum(z + begin, std::min(kBlock, n - begin), best, inverse_temperature));
+    total += sums.back();
+  }
+  double left = u * total;
+  size_t block = 0;
+  while (block + 1 < sums.size() && left >= sums[block]) left -= sums[block++];
+  // Rounding may leave the target just past the last weight: then the last one that has any is taken.
+  while (block > 0 && sums[block] <= 0.0) --block;
+  int32_t last = -1;
+  const int64_t begin = static_cast<int64_t>(block) * kBlock;
+  for (int64_t i = begin; i < std::min(n, begin + kBlock); ++i) {
+    const double weight = std::exp((z[i] - best) * inverse_temperature);
+    if (weight <= 0.0) continue;
+    last = static_cast<int32_t>(i);
+    left -= weight;
+    if (left < 0.0) break;
+  }
+  return last;
+}
+
 // Draws among z[0, n) by the row's settings; `best` is the largest logit.
-int32_t Draw(const SampleRow& row, const float* z, int64_t n, float best, std::vector<Candidate>& kept) {
+int32_t Draw(const SimdTable& simd, const SampleRow& row, const float* z, int64_t n, float best,
+             std::vector<ScoredId>& kept) {
   const float inverse = 1.0f / row.temperature;
   const double u = UniformDraw(row.seed, row.step);
   const bool cut_count = row.top_k > 0 && row.top_k < n;
   const bool cut_mass = row.top_p < 1.0f;
   const bool cut_ratio = row.min_p > 0.0f;
-  auto weight = [&](float logit) { return std::exp((logit - best) * inverse); };
-
-  if (!cut_count && !cut_mass && !cut_ratio) {
-    const double target = u * SumExp(z, n, best, inverse);
-    double sum = 0.0;
-    int32_t last = -1;
-    for (int64_t i = 0; i < n; ++i) {
-      const double w = weight(z[i]);
-      if (w <= 0.0) continue;
-      sum += w;
-      last = static_cast<int32_t>(i);
-      if (sum > target) break;
-    }
-    return last;
-  }
+  if (!cut_count && !cut_mass && !cut_ratio) return DrawFromAll(simd, z, n, best, inverse, u);
+  auto weight = [&](float logit) { return static_cast<double>(std::exp((logit - best) * inverse)); };
 
   // Every cut keeps a prefix of the tokens in order of their logits.
   double total = 0.0;
   if (cut_count) {
-    SelectBest(z, n, row.top_k, kept);
-    for (const Candidate& c : kept) total += weight(c.logit);
+    SelectBest(simd, z, n, row.top_k, kept);
+    for (const ScoredId& c : kept) total += weight(c.logit);
   } else {
-    total = cut_mass ? SumExp(z, n, best, inverse) : 0.0;
-    // Widen the band of logits below the best until it holds the mass that top_p asks for.
-    float band = cut_ratio ? std::max(0.0f, -std::log(std::min(row.min_p, 1.0f))) * 1.0001f + 1e-6f : kInf;
-    if (cut_mass) band = std::min(band, 4.0f);
-    while (true) {
+    if (cut_mass) total = simd.exp_sum(z, n, best, inverse);
+    // A band of logits below the best, as wide as min_p allows and, for top_p, widened until it holds the mass.
+    const float widest = cut_ratio ? 1.0f - std::log(std::min(row.min_p, 1.0f)) : kInf;
+    for (float band = cut_mass ? std::min(4.0f, widest) : widest;; band = band < 64.0f ? 2.0f * band : kInf) {
+      // Never the best itself: it may be so large that the band is below its last place.
+      const float threshold = std::min(best - band * row.temperature, std::nextafter(best, -kInf));
       kept.clear();
       double mass = 0.0;
-      for (int64_t i = 0; i < n; ++i) {
-        if (z[i] == -kInf || (best - z[i]) * inverse > band) continue;
+      for (int64_t i = simd.find_above(z, 0, n, threshold); i < n; i = simd.find_above(z, i + 1, n, threshold)) {
         kept.push_back({z[i], static_cast<int32_t>(i)});
         mass += weight(z[i]);
       }
-      if (!cut_mass || mass >= static_cast<double>(row.top_p) * total || band == kInf) break;
-      if (cut_ratio && std::exp(-band) <= row.min_p) break;
-      band = band < 64.0f ? 2.0f * band : kInf;
+      if (!cut_mass || band >= widest || mass >= static_cast<double>(row.top_p) * total) break;
     }
     std::sort(kept.begin(), kept.end(), Better);
   }
@@ -154,25 +123,24 @@ int32_t Draw(const SampleRow& row, const float* z, int64_t n, float best, std::v
   }
   kept.resize(std::max<size_t>(count, 1));
   // The draw walks the kept tokens in order of id, whatever was cut.
-  std::sort(kept.begin(), kept.end(), [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
-  double sum = 0.0;
-  for (const Candidate& c : kept) sum += weight(c.logit);
-  const double target = u * sum;
-  sum = 0.0;
+  std::sort(kept.begin(), kept.end(), [](const ScoredId& a, const ScoredId& b) { return a.id < b.id; });
+  double left = 0.0;
+  for (const ScoredId& c : kept) left += weight(c.logit);
+  left *= u;
   int32_t last = kept[0].id;
-  for (const Candidate& c : kept) {
+  for (const ScoredId& c : kept) {
     const double w = weight(c.logit);
     if (w <= 0.0) continue;
-    sum += w;
     last = c.id;
-    if (sum > target) break;
+    left -= w;
+    if (left < 0.0) break;
   }
   return last;
 }
 
-SampledToken SampleOne(const SampleRow& row, const float* z, int64_t n) {
+SampledToken SampleOne(const SimdTable& simd, const SampleRow& row, const float* z, int64_t n) {
   SampledToken out;
-  const RowScan scan = Scan(z, n);
+  const RowScan scan = Scan(simd, z, n);
   RowScan adjusted = scan;
   std::vector<float> changed;
   const float* logits = z;
@@ -180,19 +148,19 @@ SampledToken SampleOne(const SampleRow& row, const float* z, int64_t n) {
     changed.assign(z, z + n);
     Penalise(row, n, changed.data());
     logits = changed.data();
-    adjusted = Scan(logits, n);
+    adjusted = Scan(simd, logits, n);
   }
   if (!scan.usable || adjusted.best.id < 0) {
     out.invalid = true;
     return out;
   }
-  std::vector<Candidate> kept;
-  out.id = row.temperature < 1e-5f ? adjusted.best.id : Draw(row, logits, n, adjusted.best.logit, kept);
+  std::vector<ScoredId> kept;
+  out.id = row.temperature < 1e-5f ? adjusted.best.id : Draw(simd, row, logits, n, adjusted.best.logit, kept);
   if (row.logprobs > 0) {
-    const double lse = scan.best.logit + std::log(SumExp(z, n, scan.best.logit, 1.0f));
+    const double lse = scan.best.logit + std::log(simd.exp_sum(z, n, scan.best.logit, 1.0f));
     out.logprob = static_cast<float>(z[out.id] - lse);
-    SelectBest(z, n, row.logprobs, kept);
-    for (const Candidate& c : kept) out.top.emplace_back(c.id, static_cast<float>(c.logit - lse));
+    SelectBest(simd, z, n, row.logprobs, kept);
+    for (const ScoredId& c : kept) out.top.emplace_back(c.id, static_cast<float>(c.logit - lse));
   }
   return out;
 }
@@ -200,10 +168,11 @@ SampledToken SampleOne(const SampleRow& row, const float* z, int64_t n) {
 }  // namespace
 
 void Sample(Backend& backend, const SampleArgs& args) {
+  const SimdTable& simd = SimdOf(backend);
   const float* logits = args.logits.f32();
   const int64_t stride = args.logits.stride(0);
   backend.threads().ParallelFor(args.logits.dim(0), [&](int64_t r, int) {
-    (*args.out)[r] = SampleOne((*args.rows)[r], logits + r * stride, args.vocabulary);
+    (*args.out)[r] = SampleOne(simd, (*args.rows)[r], logits + r * stride, args.vocabulary);
   });
 }
 

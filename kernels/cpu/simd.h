@@ -66,6 +66,8 @@ struct SimdTable {
   // Attention (simd_attention.h).
   void (*attention_scores)(const float* q, int64_t q_row, int64_t rows, const float* k, int64_t k_row, int64_t slots,
                            int64_t depth, float scale, const float* beta, float* s, int64_t s_row);
+  void (*attention_values)(const float* p, int64_t p_row, int64_t rows, const float* v, int64_t v_row, int64_t slots,
+                           int64_t width, float* o, int64_t o_row);
   float (*attention_row_softmax)(float* s, int64_t n, float* m, float* l);
   void (*attention_panel_softmax)(float* s, int64_t s_row, int64_t slots, int64_t columns, const float* beta,
                                   const int32_t* limit, float* m, float* l, float* factor);

@@ -11,14 +11,17 @@
 
 namespace stillhouse::cpu::STILLHOUSE_ISA {
 
-// Sums of four vectors, next to each other.
-STILLHOUSE_INLINE void ReduceFour(const F32* v, float* out) {
+// out[u] = scale · Σ v[u] + beta[u] for four vectors.
+STILLHOUSE_INLINE void FinishFour(const F32* v, float scale, const float* beta, float* out) {
 #if STILLHOUSE_LANES == 8
-  const __m256 ab = _mm256_hadd_ps(v[0], v[1]), cd = _mm256_hadd_ps(v[2], v[3]);
-  const __m256 abcd = _mm256_hadd_ps(ab, cd);
-  _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(abcd), _mm256_extractf128_ps(abcd, 1)));
+  const __m256 ab = _mm256_add_ps(_mm256_unpacklo_ps(v[0], v[1]), _mm256_unpackhi_ps(v[0], v[1]));
+  const __m256 cd = _mm256_add_ps(_mm256_unpacklo_ps(v[2], v[3]), _mm256_unpackhi_ps(v[2], v[3]));
+  const __m256 abcd = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+  const __m128 sums = _mm_add_ps(_mm256_castps256_ps128(abcd), _mm256_extractf128_ps(abcd, 1));
+  const __m128 bias = beta ? _mm_loadu_ps(beta) : _mm_setzero_ps();
+  _mm_storeu_ps(out, _mm_fmadd_ps(sums, _mm_set1_ps(scale), bias));
 #else
-  for (int i = 0; i < 4; ++i) out[i] = ReduceAdd(v[i]);
+  for (int u = 0; u < 4; ++u) out[u] = scale * ReduceAdd(v[u]) + (beta ? beta[u] : 0.0f);
 #endif
 }
 
@@ -56,11 +59,7 @@ STILLHOUSE_INLINE void ScoreRows(const float* q, int64_t q_row, const float* k, 
         for (int u = 0; u < 4; ++u) acc[i][u] = Fma(x[u], y, acc[i][u]);
       }
     }
-    for (int i = 0; i < kRows; ++i) {
-      float* out = s + i * s_row + j;
-      ReduceFour(acc[i], out);
-      for (int u = 0; u < 4; ++u) out[u] = scale * out[u] + (beta ? beta[j + u] : 0.0f);
-    }
+    for (int i = 0; i < kRows; ++i) FinishFour(acc[i], scale, beta ? beta + j : nullptr, s + i * s_row + j);
   }
   for (; j < slots; ++j) {
     F32 acc[kRows];
@@ -91,6 +90,57 @@ static void AttentionScores(const float* q, int64_t q_row, int64_t rows, const f
   }
 }
 
+// o[i, c] += Σ_j p[i, j] · v[j, c] for kRows rows and kVectors vectors of columns, the last of `last` lanes.
+template <int kRows, int kVectors>
+STILLHOUSE_INLINE void ValueBlock(const float* p, int64_t p_row, const float* v, int64_t v_row, int64_t slots, int last,
+                                  float* o, int64_t o_row) {
+  F32 acc[kRows][kVectors];
+  for (int i = 0; i < kRows; ++i) {
+    for (int u = 0; u < kVectors; ++u) acc[i][u] = Zero();
+  }
+  for (int64_t j = 0; j < slots; ++j) {
+    F32 x[kVectors];
+    for (int u = 0; u < kVectors; ++u) {
+      x[u] = u + 1 < kVectors ? Load(v + j * v_row + u * kLanes) : LoadSome(v + j * v_row + u * kLanes, last);
+    }
+    for (int i = 0; i < kRows; ++i) {
+      const F32 weight = Set1(p[i * p_row + j]);
+      for (int u = 0; u < kVectors; ++u) acc[i][u] = Fma(weight, x[u], acc[i][u]);
+    }
+  }
+  for (int i = 0; i < kRows; ++i) {
+    for (int u = 0; u < kVectors; ++u) {
+      float* to = o + i * o_row + u * kLanes;
+      const int n = u + 1 < kVectors ? kLanes : last;
+      StoreSome(to, LoadSome(to, n) + acc[i][u], n);
+    }
+  }
+}
+
+template <int kRows>
+STILLHOUSE_INLINE void ValueRows(const float* p, int64_t p_row, const float* v, int64_t v_row, int64_t slots,
+                                 int64_t width, float* o, int64_t o_row) {
+  int64_t c = 0;
+  for (; c + 4 * kLanes <= width; c += 4 * kLanes) {
+    ValueBlock<kRows, 4>(p, p_row, v + c, v_row, slots, kLanes, o + c, o_row);
+  }
+  for (; c < width; c += kLanes) {
+    const int last = width - c < kLanes ? (int)(width - c) : kLanes;
+    ValueBlock<kRows, 1>(p, p_row, v + c, v_row, slots, last, o + c, o_row);
+  }
+}
+
+static void AttentionValues(const float* p, int64_t p_row, int64_t rows, const float* v, int64_t v_row, int64_t slots,
+                            int64_t width, float* o, int64_t o_row) {
+  int64_t i = 0;
+  for (; i + 3 <= rows; i += 3) ValueRows<3>(p + i * p_row, p_row, v, v_row, slots, width, o + i * o_row, o_row);
+  if (rows - i == 2) {
+    ValueRows<2>(p + i * p_row, p_row, v, v_row, slots, width, o + i * o_row, o_row);
+  } else if (rows - i == 1) {
+    ValueRows<1>(p + i * p_row, p_row, v, v_row, slots, width, o + i * o_row, o_row);
+  }
+}
+
 // One row of scores joins a running softmax (ops/softmax_state.h): s becomes e^(s − m), *m and *l are brought up to
 // date, and the factor is returned by which what was summed before shrinks.
 static float AttentionRowSoftmax(float* s, int64_t n, float* m, float* l) {
@@ -100,7 +150,7 @@ static float AttentionRowSoftmax(float* s, int64_t n, float* m, float* l) {
     for (int64_t j = 0; j < n; ++j) s[j] = 0.0f;
     return 1.0f;
   }
-  const float factor = *m == next ? 1.0f : Exp(Set1(*m - next))[0];
+  const float factor = *m == next ? 1.0f : ExpBelow(Set1(*m - next))[0];
   *l = *l * factor + (float)ExpInto(s, n, next, s);
   *m = next;
   return factor;
@@ -139,18 +189,18 @@ static void AttentionPanelSoftmax(float* s, int64_t s_row, int64_t slots, int64_
     F32 sum = Zero(), sum2 = Zero();
     int64_t j = 0;
     for (; j + 2 <= slots; j += 2) {
-      const F32 p = Exp(Load(column + j * s_row) - shift), p2 = Exp(Load(column + (j + 1) * s_row) - shift);
+      const F32 p = ExpBelow(Load(column + j * s_row) - shift), p2 = ExpBelow(Load(column + (j + 1) * s_row) - shift);
       Store(column + j * s_row, p);
       Store(column + (j + 1) * s_row, p2);
       sum = sum + p;
       sum2 = sum2 + p2;
     }
     if (j < slots) {
-      const F32 p = Exp(Load(column + j * s_row) - shift);
+      const F32 p = ExpBelow(Load(column + j * s_row) - shift);
       Store(column + j * s_row, p);
       sum = sum + p;
     }
-    const F32 f = Exp(old - shift);
+    const F32 f = ExpBelow(old - shift);
     Store(factor + c, f);
     Store(l + c, Fma(Load(l + c), f, sum + sum2));
     Store(m + c, best);
@@ -168,7 +218,7 @@ static void AttentionPanelGrad(float* s, float* dp, int64_t row, int64_t slots, 
     const F32 bias = Set1(beta ? beta[j] : 0.0f);
     F32 sum = Zero();
     for (int64_t c = 0; c < columns; c += kLanes) {
-      F32 p = Exp(Load(p_row + c) + bias - Load(lse + c));
+      F32 p = ExpBelow(Load(p_row + c) + bias - Load(lse + c));
       if (limit) {
         I32 visible;
         memcpy(&visible, limit + c, sizeof(visible));

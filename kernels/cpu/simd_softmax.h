@@ -9,6 +9,28 @@ namespace stillhouse::cpu::STILLHOUSE_ISA {
 
 constexpr float kMinusInf = -__builtin_inff();
 
+// e^x for x ≤ 0 (a softmax's exponents) within 2 ulp: about two thirds of the work of Exp. Below −87.3 the result is 0;
+// NaN stays NaN. Up to x = 88 it is right, too.
+STILLHOUSE_INLINE F32 ExpBelow(F32 x) {
+  const F32 magic = Set1(12582912.0f);  // 1.5 · 2^23: adding it rounds to the nearest integer
+  const F32 low = Set1(-87.33654f);
+  const F32 clamped = Max(low, x);
+  const F32 shifted = Fma(clamped, Set1(1.44269504f), magic);
+  const F32 n = shifted - magic;
+  F32 r = Fma(n, Set1(-0.693145752f), clamped);
+  r = Fma(n, Set1(-1.42860677e-6f), r);
+  F32 p = Set1(1.9875691500e-4f);
+  p = Fma(p, r, Set1(1.3981999507e-3f));
+  p = Fma(p, r, Set1(8.3334519073e-3f));
+  p = Fma(p, r, Set1(4.1665795894e-2f));
+  p = Fma(p, r, Set1(1.6666665459e-1f));
+  p = Fma(p, r, Set1(5.0000001201e-1f));
+  p = Fma(p * r, r, r + Set1(1.0f));
+  // 2^n straight into the exponent: n ≥ −126, and p ≥ 1 there. The low bits of `shifted` are n.
+  p = FromBits(Bits(p) + (Bits(shifted) << 23));
+  return FromBits(Bits(p) & ~(I32)(x < low));
+}
+
 // The largest value, NaNs passed over; −inf for none. *unusable is set if there is a NaN or +inf.
 static float RowMax(const float* z, int64_t n, bool* unusable) {
   const F32 low = Set1(kMinusInf), high = Set1(__builtin_inff());
@@ -42,6 +64,7 @@ static float RowMax(const float* z, int64_t n, bool* unusable) {
 
 // The first i ≥ begin with z[i] > threshold; n if there is none.
 static int64_t FindAbove(const float* z, int64_t begin, int64_t n, float threshold) {
+  if (begin < n && z[begin] > threshold) return begin;
   const F32 limit = Set1(threshold);
   int64_t i = begin;
   for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
@@ -64,7 +87,7 @@ static int64_t FindAbove(const float* z, int64_t begin, int64_t n, float thresho
 // Sums run in fp32 over at most 64 vectors, then in fp64: a vocabulary's worth of terms loses nothing.
 constexpr int64_t kSumBlock = 64 * kLanes;
 
-// Σ e^((z − shift)·factor).
+// Σ e^((z − shift)·factor); shift is the largest z, factor > 0.
 static double ExpSum(const float* z, int64_t n, float shift, float factor) {
   const F32 s = Set1(shift), f = Set1(factor);
   double total = 0;
@@ -73,13 +96,13 @@ static double ExpSum(const float* z, int64_t n, float shift, float factor) {
     F32 a = Zero(), b = Zero();
     int64_t i = begin;
     for (; i + 2 * kLanes <= end; i += 2 * kLanes) {
-      a = a + Exp((Load(z + i) - s) * f);
-      b = b + Exp((Load(z + i + kLanes) - s) * f);
+      a = a + ExpBelow((Load(z + i) - s) * f);
+      b = b + ExpBelow((Load(z + i + kLanes) - s) * f);
     }
-    for (; i + kLanes <= end; i += kLanes) a = a + Exp((Load(z + i) - s) * f);
+    for (; i + kLanes <= end; i += kLanes) a = a + ExpBelow((Load(z + i) - s) * f);
     float tail = 0;
     if (i < end) {
-      const F32 v = Exp((LoadN(z + i, (int)(end - i)) - s) * f);
+      const F32 v = ExpBelow((LoadN(z + i, (int)(end - i)) - s) * f);
       for (int l = 0; l < (int)(end - i); ++l) tail += v[l];
     }
     total += (double)ReduceAdd(a + b) + (double)tail;
@@ -87,7 +110,7 @@ static double ExpSum(const float* z, int64_t n, float shift, float factor) {
   return total;
 }
 
-// out = e^(z − shift), and their sum. `out` may be z.
+// out = e^(z − shift), and their sum; shift ≥ z up to rounding. `out` may be z.
 static double ExpInto(const float* z, int64_t n, float shift, float* out) {
   const F32 s = Set1(shift);
   double total = 0;
@@ -96,20 +119,20 @@ static double ExpInto(const float* z, int64_t n, float shift, float* out) {
     F32 a = Zero(), b = Zero();
     int64_t i = begin;
     for (; i + 2 * kLanes <= end; i += 2 * kLanes) {
-      const F32 x = Exp(Load(z + i) - s), y = Exp(Load(z + i + kLanes) - s);
+      const F32 x = ExpBelow(Load(z + i) - s), y = ExpBelow(Load(z + i + kLanes) - s);
       Store(out + i, x);
       Store(out + i + kLanes, y);
       a = a + x;
       b = b + y;
     }
     for (; i + kLanes <= end; i += kLanes) {
-      const F32 x = Exp(Load(z + i) - s);
+      const F32 x = ExpBelow(Load(z + i) - s);
       Store(out + i, x);
       a = a + x;
     }
     float tail = 0;
     if (i < end) {
-      const F32 v = Exp(LoadN(z + i, (int)(end - i)) - s);
+      const F32 v = ExpBelow(LoadN(z + i, (int)(end - i)) - s);
       StoreN(out + i, v, (int)(end - i));
       for (int l = 0; l < (int)(end - i); ++l) tail += v[l];
     }

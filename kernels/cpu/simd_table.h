@@ -36,6 +36,7 @@ constexpr SimdTable MakeTable(const char* name) {
       .softmax_grad_row = SoftmaxGradRow,
       .scale_by_weight = ScaleByWeight,
       .attention_scores = AttentionScores,
+      .attention_values = AttentionValues,
       .attention_row_softmax = AttentionRowSoftmax,
       .attention_panel_softmax = AttentionPanelSoftmax,
       .attention_panel_grad = AttentionPanelGrad,

@@ -17,7 +17,7 @@ void CheckIds(const Tensor& ids, int64_t rows) {
 
 void CheckProjection(const Tensor& x, const Tensor& weight) {
   CheckMatrix(x);
-  STILLHOUSE_CHECK(weight.defined() && weight.rank() == 2 && weight.dim(1) == x.dim(1) && weight.dim(0) > 0)
+  STILLHOUSE_CHECK(weight.defined() && weight.rank() >= 2 && weight.dim(1) == x.dim(1) && weight.dim(0) > 0)
       << x.DebugString() << " on " << weight.DebugString();
 }
 

@@ -86,7 +86,8 @@ Tensor LinearDistill(const Context& ctx, const Tensor& x, const Tensor& weight, 
                      const Tensor& logprobs, DistillMode mode, const Tensor& row_weights = Tensor());
 
 // For teachers and scoring: log-probabilities of Linear(x, weight) without keeping [R, V]. For each row the k best
-// (descending; ties by lower id) and that of a given token. k may be 0; tokens may be empty.
+// (descending; ties by lower id; id −1 where fewer logits are above −inf) and that of a given token. k may be 0; tokens
+// may be empty.
 struct TopLogprobsArgs {
   Tensor x, weight;
   Tensor tokens;  // i32 [R] or empty

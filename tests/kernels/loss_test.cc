@@ -39,7 +39,7 @@ struct Size {
 };
 const Size kSizes[] = {{1, 1}, {3, 2}, {5, 7}, {4, 64}, {2, 1001}, {70, 33}, {0, 4}};
 
-TEST(Softmax, MatchesReference) {
+void CheckForward(bool log) {
   std::mt19937 rng = TestRng(1);
   const Context ctx = CpuContext();
   for (const auto& [rows, n] : kSizes) {
@@ -53,41 +53,46 @@ TEST(Softmax, MatchesReference) {
         const Shape shape{rows, n};
         const Tensor in = ToTensor(ctx, z, shape, strided);
         const Tensor out = strided ? StridedEmpty(ctx, shape) : PoisonedEmpty(ctx, shape);
-        ctx.kernels().Softmax(*ctx.backend, {in, out});
-        EXPECT_LE(RelativeError(out, SoftmaxOf(z, n)), kForwardTolerance) << rows << " " << n << " " << scale;
-        const Tensor log_out = strided ? StridedEmpty(ctx, shape) : PoisonedEmpty(ctx, shape);
-        ctx.kernels().LogSoftmax(*ctx.backend, {in, log_out});
-        EXPECT_LE(RelativeError(log_out, LogSoftmaxOf(z, n)), kForwardTolerance) << rows << " " << n << " " << scale;
+        if (log) {
+          ctx.kernels().LogSoftmax(*ctx.backend, {in, out});
+        } else {
+          ctx.kernels().Softmax(*ctx.backend, {in, out});
+        }
+        EXPECT_LE(RelativeError(out, log ? LogSoftmaxOf(z, n) : SoftmaxOf(z, n)), kForwardTolerance)
+            << rows << " " << n << " " << scale;
       }
     }
   }
 }
 
-TEST(Softmax, GradientsMatchCentralDifferencesAndSumToZero) {
+void CheckGradients(bool log) {
   std::mt19937 rng = TestRng(2);
   for (const auto& [rows, n] : {Size{1, 1}, Size{3, 2}, Size{5, 7}, Size{2, 71}}) {
-    for (bool log : {false, true}) {
-      Tape tape(CpuForTests().pool());
-      const Context ctx = CpuContext(&tape);
-      Doubles z = RandomValues(rng, rows * n, 2.0);
-      const Doubles w = RandomValues(rng, rows * n);
-      const Tensor tz = ToTensor(ctx, z, {rows, n}, true);
-      tape.Watch(tz);
-      PoisonNext(ctx, {rows, n});
-      const Tensor out = log ? LogSoftmax(ctx, tz) : Softmax(ctx, tz);
-      tape.BackwardFrom({out}, {ToTensor(ctx, w, {rows, n})});
-      const Doubles want = CentralDifferences(z, [&] { return Inner(w, log ? LogSoftmaxOf(z, n) : SoftmaxOf(z, n)); });
-      const Doubles got = ToDoubles(tape.Grad(tz));
-      // One logit alone: the gradient is 0, and the differences are rounding.
-      EXPECT_LE(RelativeError(got, n == 1 ? Doubles(static_cast<size_t>(rows), 0.0) : want), kGradientTolerance);
-      for (int64_t r = 0; r < rows; ++r) {
-        double sum = 0.0;
-        for (int64_t i = 0; i < n; ++i) sum += got[r * n + i];
-        EXPECT_NEAR(sum, 0.0, 1e-5);
-      }
+    Tape tape(CpuForTests().pool());
+    const Context ctx = CpuContext(&tape);
+    Doubles z = RandomValues(rng, rows * n, 2.0);
+    const Doubles w = RandomValues(rng, rows * n);
+    const Tensor tz = ToTensor(ctx, z, {rows, n}, true);
+    tape.Watch(tz);
+    PoisonNext(ctx, {rows, n});
+    const Tensor out = log ? LogSoftmax(ctx, tz) : Softmax(ctx, tz);
+    tape.BackwardFrom({out}, {ToTensor(ctx, w, {rows, n})});
+    const Doubles want = CentralDifferences(z, [&] { return Inner(w, log ? LogSoftmaxOf(z, n) : SoftmaxOf(z, n)); });
+    const Doubles got = ToDoubles(tape.Grad(tz));
+    // One logit alone: the gradient is 0, and the differences are rounding.
+    EXPECT_LE(RelativeError(got, n == 1 ? Doubles(static_cast<size_t>(rows), 0.0) : want), kGradientTolerance);
+    for (int64_t r = 0; r < rows; ++r) {
+      double sum = 0.0;
+      for (int64_t i = 0; i < n; ++i) sum += got[r * n + i];
+      EXPECT_NEAR(sum, 0.0, 1e-5);
     }
   }
 }
+
+TEST(Softmax, MatchesReference) { CheckForward(false); }
+TEST(Softmax, GradientsMatchCentralDifferencesAndSumToZero) { CheckGradients(false); }
+TEST(LogSoftmax, MatchesReference) { CheckForward(true); }
+TEST(LogSoftmax, GradientsMatchCentralDifferencesAndSumToZero) { CheckGradients(true); }
 
 // --- cross-entropy -------------------------------------------------------------------------------------------------
 
@@ -143,7 +148,7 @@ Doubles ReferenceCrossEntropy(const Doubles& z, int64_t rows, int64_t n, const s
   return {weight_sum > 0.0 ? sum / weight_sum : 0.0};
 }
 
-TEST(CrossEntropy, MatchesReferenceForAllOptions) {
+TEST(CrossEntropy, MatchesReferenceAndGradientsForAllOptions) {
   std::mt19937 rng = TestRng(3);
   for (const CrossEntropyCase& c : CrossEntropyCases()) {
     for (const auto& [rows, n] : {Size{1, 1}, Size{5, 6}, Size{3, 301}}) {

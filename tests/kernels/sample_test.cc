@@ -195,6 +195,10 @@ TEST(Sample, ExtremeSettings) {
   SampleRow row;
   row.temperature = 1.0f;
   EXPECT_EQ(SampleOne({-1e4f, 1e4f, 0.0f}, row).id, 1);
+  // A temperature whose whole band is below the last place of the best logit.
+  row.temperature = 1e-4f;
+  row.top_p = 0.5f;
+  EXPECT_EQ(SampleOne({-1e4f, 1e4f, 0.0f}, row).id, 1);
 }
 
 TEST(Sample, DrawsDoNotDependOnTheBatch) {
