@@ -166,7 +166,8 @@ absl::Status EmbeddedStore::DeleteArtifact(std::string_view tenant, std::string_
   absl::MutexLock lock(&mu_);
   STILLHOUSE_ASSIGN_OR_RETURN(const ArtifactRow row, FindArtifact(tenant, corpus_id, cache_id));
   STILLHOUSE_RETURN_IF_ERROR(CheckEtag(expected_etag, row.etag));
-  return Write([&](FileChanges& files) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return RemoveArtifact(row, files); });
+  return WriteFreeing([&](FileChanges& files)
+                          ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return RemoveArtifact(row, files); });
 }
 
 }  // namespace stillhouse

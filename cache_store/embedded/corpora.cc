@@ -110,7 +110,7 @@ absl::Status EmbeddedStore::DeleteCorpus(std::string_view tenant, std::string_vi
     return absl::FailedPreconditionError(
         StrCat("corpus '", corpus_id, "' still has ", caches.size(), " cache(s): delete them first, or ask for both"));
   }
-  return Write([&](FileChanges& files) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  return WriteFreeing([&](FileChanges& files) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     for (const std::string& cache_id : caches) {
       STILLHOUSE_ASSIGN_OR_RETURN(const ArtifactRow artifact, FindArtifact(tenant, corpus_id, cache_id));
       STILLHOUSE_RETURN_IF_ERROR(RemoveArtifact(artifact, files));

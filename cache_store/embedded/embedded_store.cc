@@ -104,6 +104,23 @@ absl::Status EmbeddedStore::Write(absl::FunctionRef<absl::Status(FileChanges&)> 
   return status;
 }
 
+absl::Status EmbeddedStore::WriteFreeing(absl::FunctionRef<absl::Status(FileChanges&)> body) {
+  absl::Status status = Write(body);
+  if (absl::IsResourceExhausted(status) && env_->Unlink(ReservePath()).ok()) status = Write(body);
+  return status;
+}
+
+void EmbeddedStore::KeepReserve() {
+  const std::string path = ReservePath();
+  if (env_->FileSize(path).value_or(0) == kReserveBytes) return;
+  env_->Unlink(path).IgnoreError();
+  absl::StatusOr<std::unique_ptr<WritableFile>> file = env_->Create(path);
+  // Synced, so that the blocks are really taken.
+  absl::Status status = file.ok() ? (*file)->WriteAt(0, std::string(kReserveBytes, '\x55')) : file.status();
+  if (status.ok()) status = (*file)->Sync();
+  if (!status.ok()) env_->Unlink(path).IgnoreError();
+}
+
 absl::Status EmbeddedStore::AdoptBlob(const std::string& temp, const std::string& sha256, uint64_t size,
                                       FileChanges& files) {
   Statement known = db_->Prepare("SELECT size FROM blobs WHERE sha256 = ?1");
@@ -223,6 +240,7 @@ absl::Status EmbeddedStore::CollectGarbage() {
     absl::MutexLock lock(&mu_);
     STILLHOUSE_RETURN_IF_ERROR(db_->EnsureOpen());
     SweepFolders();
+    KeepReserve();
     const int64_t uploads_before = absl::ToUnixMicros(options_.now() - options_.upload_ttl);
     Statement uploads = db_->Prepare("SELECT tenant, upload_id, file_id FROM uploads WHERE touch_time < ?1");
     uploads.Bind(uploads_before);

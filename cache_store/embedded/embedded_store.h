@@ -14,8 +14,8 @@
 #include "absl/functional/function_ref.h"
 #include "absl/synchronization/mutex.h"
 #include "cache_store/embedded/database.h"
-#include "kernels/base/sha256.h"
 #include "cache_store/store.h"
+#include "kernels/base/sha256.h"
 
 namespace stillhouse {
 
@@ -105,6 +105,11 @@ class EmbeddedStore final : public Store {
 
   // Runs `body` in a transaction: commits if it says OK, else leaves catalog and files as they were.
   absl::Status Write(absl::FunctionRef<absl::Status(FileChanges&)> body) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // The same for a body that frees space: on a full disk it gives up the reserve and tries once more, so that a full
+  // disk can be emptied. The body may run twice.
+  absl::Status WriteFreeing(absl::FunctionRef<absl::Status(FileChanges&)> body) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // Makes the reserve again if it is missing and there is room.
+  void KeepReserve() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   // Makes the synced file `temp` the blob `sha256`, inside a transaction.
   absl::Status AdoptBlob(const std::string& temp, const std::string& sha256, uint64_t size, FileChanges& files)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
@@ -162,6 +167,7 @@ class EmbeddedStore final : public Store {
   }
   std::string BlobPath(std::string_view sha256) const { return options_.directory + "/blobs/" + std::string(sha256); }
 
+  std::string ReservePath() const { return options_.directory + "/RESERVE"; }
   void SweepFolders() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   absl::StatusOr<uint64_t> FolderBytes(const std::string& name);
 
@@ -218,6 +224,7 @@ absl::Status CheckEtag(std::string_view expected, const std::string& current);
 // Reads a blob whole and checks it against its name; DATA_LOSS if it differs.
 absl::StatusOr<std::string> ReadVerified(const ReadableFile& file, std::string_view sha256, std::string_view what);
 
+inline constexpr uint64_t kReserveBytes = 1u << 20;
 inline constexpr size_t kMaxJsonText = 16u << 20;
 
 }  // namespace stillhouse

@@ -97,7 +97,7 @@ absl::StatusOr<OperationRow> EmbeddedStore::UpdateOperation(std::string_view ten
   row.error_code = update.error_code.value_or(row.error_code);
   row.error_message = update.error_message.value_or(row.error_message);
   STILLHOUSE_RETURN_IF_ERROR(CheckTexts(row));
-  STILLHOUSE_RETURN_IF_ERROR(Write([&](FileChanges& files) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  STILLHOUSE_RETURN_IF_ERROR(WriteFreeing([&](FileChanges& files) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     STILLHOUSE_RETURN_IF_ERROR(
         db_->Prepare("UPDATE operations SET state = ?3, cancel_requested = ?4, progress_json = ?5, result_json = ?6, "
                      "error_code = ?7, error_message = ?8, update_time = ?9, end_time = CASE WHEN ?10 THEN ?9 END, "
@@ -164,7 +164,7 @@ absl::Status EmbeddedStore::DeleteOperation(std::string_view tenant, std::string
   STILLHOUSE_ASSIGN_OR_RETURN(const OperationRow row, FindOperation(tenant, operation_id));
   if (!IsDone(row.state))
     return absl::FailedPreconditionError("the operation still runs: cancel it and wait, then delete it");
-  return Write([&](FileChanges&) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  return WriteFreeing([&](FileChanges&) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     STILLHOUSE_RETURN_IF_ERROR(ForgetRequests(tenant, "operation", operation_id));
     return db_->Prepare("DELETE FROM operations WHERE tenant = ?1 AND operation_id = ?2")
         .Bind(tenant, operation_id)

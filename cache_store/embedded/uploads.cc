@@ -376,7 +376,7 @@ absl::Status EmbeddedStore::AbortUpload(std::string_view tenant, std::string_vie
 
 absl::Status EmbeddedStore::DiscardUpload(const UploadRow& row, UploadSession& session) {
   absl::MutexLock lock(&mu_);
-  STILLHOUSE_RETURN_IF_ERROR(Write([&](FileChanges&) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+  STILLHOUSE_RETURN_IF_ERROR(WriteFreeing([&](FileChanges&) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     STILLHOUSE_RETURN_IF_ERROR(db_->Prepare("DELETE FROM requests WHERE tenant = ?1 AND request_id = ?2")
                                    .Bind(row.spec.tenant, row.spec.request_id)
                                    .Run());

@@ -309,6 +309,40 @@ TEST(StoreOpenFaultTest, EveryStepOfAnOpen) {
   }
 }
 
+// A disk with no byte left: what is stored can be read, nothing can be added, and deleting works and makes room.
+TEST(StoreFullDiskTest, AFullDiskCanBeEmptied) {
+  for (const bool reopened : {false, true}) {
+    TempDir dir(TempDir::kMemory);
+    FaultEnv env;
+    StoreOptions options;
+    options.directory = dir.path() + "/store";
+    options.env = &env;
+    options.min_free_bytes = 0;
+    absl::StatusOr<std::unique_ptr<Store>> store = OpenEmbeddedStore(options);
+    ASSERT_TRUE(store.ok() && (*store)->EnsureTenant("acme").ok());
+    ASSERT_TRUE(UploadAll(**store, "doc", kText).ok());
+    ASSERT_TRUE((*store)->PutArtifact(Artifact(), "bytes").ok());
+    ASSERT_TRUE((*store)->InsertOperation(Operation()).ok());
+    if (reopened) store->reset();  // closing folds the log away: the next commit needs a new one
+    env.SetCapacity(env.UsedBytes());
+    if (reopened) store = OpenEmbeddedStore(options);
+    ASSERT_TRUE(store.ok()) << store.status();
+    const std::string other = std::string(5000, 'y');
+    const absl::Status refused = UploadAll(**store, "other", other);
+    EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+    EXPECT_TRUE(absl::IsResourceExhausted((*store)->PutCheckpoint("acme", "op", other)));
+    EXPECT_EQ(ShowCorpus(**store, "doc"), Sha256Hex(kText).substr(0, 8));
+    EXPECT_EQ((*store)->ListArtifacts("acme", "", {}).value().rows.size(), 1u);
+    const absl::Status deleted = (*store)->DeleteCorpus("acme", "doc", /*cascade=*/true);
+    EXPECT_TRUE(deleted.ok()) << deleted;
+    EXPECT_EQ(BrokenInvariant(**store, options.directory, "acme", false), "");
+    env.SetCapacity(env.UsedBytes() + (4 << 20));
+    EXPECT_TRUE(UploadAll(**store, "other", other).ok());
+    ASSERT_TRUE((*store)->CollectGarbage().ok());
+    EXPECT_EQ(env.FileSize(options.directory + "/RESERVE").value(), 1u << 20) << "the reserve is back";
+  }
+}
+
 // The test's own model: content and names that were not synced do not survive.
 TEST(FaultEnvTest, PowerCutKeepsWhatWasSynced) {
   TempDir dir;

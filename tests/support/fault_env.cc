@@ -43,6 +43,7 @@ class FaultyFile : public WritableFile {
       STILLHOUSE_RETURN_IF_ERROR(file_->WriteAt(offset, bytes.substr(0, bytes.size() / 2)));
     }
     STILLHOUSE_RETURN_IF_ERROR(FaultStatus(fault));
+    if (!env_->Fits(inode_->path, offset + bytes.size())) return FaultStatus(FaultEnv::Fault::kNoSpace);
     return file_->WriteAt(offset, bytes);
   }
   absl::Status Truncate(uint64_t size) override {
@@ -94,6 +95,9 @@ int ShimWrite(sqlite3_file* f, const void* bytes, int n, sqlite3_int64 at) {
   const FaultEnv::Fault fault = Shim(f)->env->NextStep();
   if (fault == FaultEnv::Fault::kShortWrite) Shim(f)->real()->pMethods->xWrite(Shim(f)->real(), bytes, n / 2, at);
   if (int code = SqliteCode(fault, SQLITE_IOERR_WRITE); code != SQLITE_OK) return code;
+  if (Shim(f)->inode != nullptr && !Shim(f)->env->Fits((*Shim(f)->inode)->path, static_cast<uint64_t>(at + n))) {
+    return SQLITE_FULL;
+  }
   return Shim(f)->real()->pMethods->xWrite(Shim(f)->real(), bytes, n, at);
 }
 int ShimTruncate(sqlite3_file* f, sqlite3_int64 size) {
@@ -222,6 +226,22 @@ int64_t FaultEnv::steps() const {
 void FaultEnv::SetFreeSpace(uint64_t bytes) {
   std::lock_guard lock(mu_);
   free_space_ = bytes;
+}
+
+void FaultEnv::SetCapacity(uint64_t bytes) {
+  std::lock_guard lock(mu_);
+  capacity_ = bytes;
+}
+uint64_t FaultEnv::UsedBytes() const {
+  std::lock_guard lock(mu_);
+  uint64_t used = 0;
+  for (const auto& [path, inode] : names_) used += PosixEnv()->FileSize(path).value_or(0);
+  return used;
+}
+bool FaultEnv::Fits(const std::string& path, uint64_t end) const {
+  const uint64_t used = UsedBytes(), size = PosixEnv()->FileSize(path).value_or(0);
+  std::lock_guard lock(mu_);
+  return end <= size || used + (end - size) <= capacity_;
 }
 
 FaultEnv::Fault FaultEnv::NextStep() {

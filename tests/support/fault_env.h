@@ -39,6 +39,9 @@ class FaultEnv : public Env {
   // Makes the folder what a power cut would have left. The store must be closed.
   void LoseUnsynced();
   void SetFreeSpace(uint64_t bytes);
+  // From now on all files together, SQLite's included, may have so many bytes: a write that needs more is ENOSPC.
+  void SetCapacity(uint64_t bytes);
+  uint64_t UsedBytes() const;
 
   absl::StatusOr<std::unique_ptr<WritableFile>> Create(const std::string& path) override;
   absl::StatusOr<std::unique_ptr<WritableFile>> OpenForWriting(const std::string& path) override;
@@ -63,6 +66,7 @@ class FaultEnv : public Env {
   void Synced(const std::shared_ptr<Inode>& inode);
   void NameSynced(const std::string& path);
   void Removed(const std::string& path);
+  bool Fits(const std::string& path, uint64_t end) const;
 
  private:
   struct Vfs;
@@ -73,6 +77,7 @@ class FaultEnv : public Env {
   bool sticky_ = false;
   bool tripped_ = false;
   uint64_t free_space_ = UINT64_MAX;
+  uint64_t capacity_ = UINT64_MAX;
   std::map<std::string, std::shared_ptr<Inode>> names_;    // as they are
   std::map<std::string, std::shared_ptr<Inode>> durable_;  // as a power cut would leave them
   std::string vfs_name_;
