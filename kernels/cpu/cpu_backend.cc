@@ -9,7 +9,6 @@
 
 #include "kernels/base/logging.h"
 #include "kernels/cpu/cpu_kernels.h"
-#include "kernels/cpu/simd.h"
 
 namespace stillhouse {
 namespace {
@@ -50,12 +49,14 @@ class CpuBackend final : public Backend {
   }
 
   const cpu::SimdTable& simd() const { return simd_; }
+  cpu::WeightArena& weights() { return weights_; }
 
  private:
   const cpu::SimdTable& simd_;
   std::string name_;
   ThreadPool threads_;
   BufferPool pool_;
+  cpu::WeightArena weights_;
 };
 
 }  // namespace
@@ -99,11 +100,16 @@ const SimdTable& FindSimd(CpuIsa isa) {
   return *SimdV2();
 }
 
-const SimdTable& SimdOf(Backend& backend) {
+namespace {
+CpuBackend& CpuOf(Backend& backend) {
   auto* cpu = dynamic_cast<CpuBackend*>(&backend);
   STILLHOUSE_CHECK(cpu != nullptr) << "a CPU kernel ran on " << backend.name();
-  return cpu->simd();
+  return *cpu;
 }
+}  // namespace
+
+const SimdTable& SimdOf(Backend& backend) { return CpuOf(backend).simd(); }
+WeightArena& WeightsOf(Backend& backend) { return CpuOf(backend).weights(); }
 
 }  // namespace cpu
 

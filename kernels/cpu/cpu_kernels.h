@@ -3,6 +3,7 @@
 #ifndef STILLHOUSE_KERNELS_CPU_CPU_KERNELS_H_
 #define STILLHOUSE_KERNELS_CPU_CPU_KERNELS_H_
 
+#include "kernels/cpu/packed_weight.h"
 #include "kernels/cpu/simd.h"
 #include "kernels/ops/kernel_table.h"
 
@@ -17,6 +18,9 @@ namespace stillhouse::cpu {
 #undef STILLHOUSE_OP_GRAD
 
 const KernelTable& Kernels();
+
+// Where a CPU backend keeps prepared weights.
+WeightArena& WeightsOf(Backend& backend);
 
 // The body of Linear, for kernels that work on chunks of an output projection (fused losses): out = x · weightᵀ + bias.
 // Starts a parallel loop of its own, so not to be called inside one.

@@ -1,6 +1,7 @@
 #include "kernels/ops/gather.h"
 
 #include <cstring>
+#include <vector>
 
 #include "kernels/cpu/cpu_kernels.h"
 
@@ -13,11 +14,17 @@ void Embedding(Backend& backend, const EmbeddingArgs& args) {
   STILLHOUSE_CHECK(table.contiguous() && args.out.dim(0) == rows && args.out.dim(1) == width);
   STILLHOUSE_CHECK(args.ids.contiguous() && (width <= 1 || args.out.stride(1) == 1));
   const int32_t* ids = args.ids.i32();
-  const char* data = static_cast<const char*>(table.raw());
   const int64_t row_bytes = RowBytes(table.dtype(), width);
+  std::vector<uint8_t> bytes(IsPacked(table) ? static_cast<size_t>(row_bytes) : 0);
   for (int64_t r = 0; r < rows; ++r) {
     STILLHOUSE_CHECK(0 <= ids[r] && ids[r] < table.dim(0)) << "token " << ids[r] << " of " << table.dim(0);
-    simd.dequantize(table.dtype(), data + ids[r] * row_bytes, width, args.out.f32() + r * args.out.stride(0));
+    float* out = args.out.f32() + r * args.out.stride(0);
+    if (IsPacked(table)) {
+      UnpackRow(PackedView(table), ids[r], 0, width, bytes.data());
+      simd.dequantize(table.dtype(), bytes.data(), width, out);
+    } else {
+      simd.dequantize(table.dtype(), static_cast<const char*>(table.raw()) + ids[r] * row_bytes, width, out);
+    }
   }
 }
 

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "kernels/cpu/cpu_kernels.h"
 #include "kernels/cpu/gemm.h"
+#include "kernels/cpu/packed_weight.h"
 
 namespace stillhouse::cpu {
 namespace {
@@ -66,6 +68,42 @@ class StridedPanels final : public PanelSource {
   int64_t depth_stride_, col_stride_;
 };
 
+PackedMatrix MatrixOf(const PackedView& view) {
+  const PackedFormat format = view.dtype == DType::kQ8_0   ? PackedFormat::kBytes
+                              : view.dtype == DType::kQ4_1 ? PackedFormat::kNibblesMin
+                                                           : PackedFormat::kNibbles;
+  const int64_t groups = (view.first_row + view.rows + kPackRows - 1) / kPackRows;
+  return {format, view.groups, groups, view.group_bytes, view.block_bytes, view.columns / kPackColumns};
+}
+
+// The same from a packed weight; a row slice that begins inside a group goes row by row through the file's format.
+class PackedPanels final : public PanelSource {
+ public:
+  explicit PackedPanels(const PackedView& view) : view_(view), matrix_(MatrixOf(view)) {}
+
+  int64_t depth_step() const override { return kPackColumns; }
+
+  void Fill(const SimdTable& simd, int64_t k_begin, int64_t k_end, int64_t n_begin, int64_t cols,
+            float* panel) const override {
+    if (view_.aligned()) {
+      simd.unpack_panel(matrix_, n_begin / simd.tile_cols, k_begin / kPackColumns, k_end / kPackColumns, panel);
+      return;
+    }
+    const int64_t depth = k_end - k_begin;
+    float* rows = ThreadScratch(ScratchSlot::kOperand, (cols + 1) * depth);
+    auto* bytes = reinterpret_cast<uint8_t*>(rows + cols * depth);
+    for (int64_t j = 0; j < cols; ++j) {
+      UnpackRow(view_, n_begin + j, k_begin, k_end, bytes);
+      simd.dequantize(view_.dtype, bytes, depth, rows + j * depth);
+    }
+    simd.pack_transposed(rows, depth, cols, depth, panel);
+  }
+
+ private:
+  PackedView view_;
+  PackedMatrix matrix_;
+};
+
 void CheckLinear(const Tensor& x, const Tensor& weight, const Tensor& out) {
   STILLHOUSE_CHECK(x.rank() == 2 && weight.rank() >= 2 && out.rank() == 2);
   STILLHOUSE_CHECK(x.dim(1) == weight.dim(1) && out.dim(0) == x.dim(0) && out.dim(1) == weight.dim(0))
@@ -75,83 +113,169 @@ void CheckLinear(const Tensor& x, const Tensor& weight, const Tensor& out) {
   STILLHOUSE_CHECK(weight.contiguous());
 }
 
-// Rows of x up to which each weight row is decoded into cache and dotted, instead of packed for a tiled product.
+// Rows of x up to which a weight row is decoded into cache and dotted, instead of packed for a tiled product.
 constexpr int64_t kDotRows = 4;
+
+void DotWeightRows(Backend& backend, const Tensor& x, const Tensor& weight, const float* bias, const Tensor& out) {
+  const SimdTable& simd = SimdOf(backend);
+  const int64_t m = x.dim(0), k = x.dim(1), ldc = out.stride(0);
+  const DType dtype = weight.dtype();
+  const char* data = static_cast<const char*>(weight.raw());
+  const int64_t row_bytes = RowBytes(dtype, k);
+  const float* a = x.f32();
+  float* c = out.f32();
+  backend.threads().ParallelRanges(weight.dim(0), 16, [&](int64_t begin, int64_t end, int) {
+    float* row = ThreadScratch(ScratchSlot::kOperand, k);
+    float dots[kDotRows];
+    for (int64_t j = begin; j < end; ++j) {
+      const char* bytes = data + j * row_bytes;
+      const float* w = row;
+      if (dtype == DType::kF32) {
+        w = reinterpret_cast<const float*>(bytes);
+      } else {
+        simd.dequantize(dtype, bytes, k, row);
+      }
+      simd.dot_rows(a, x.stride(0), m, w, k, dots);
+      for (int64_t i = 0; i < m; ++i) c[i * ldc + j] = dots[i] + (bias ? bias[j] : 0.0f);
+    }
+  });
+}
+
+// Few rows of x on a packed weight: nothing is decoded to memory.
+void DotPacked(Backend& backend, const Tensor& x, const PackedView& view, const float* bias, const Tensor& out) {
+  const SimdTable& simd = SimdOf(backend);
+  const int64_t m = x.dim(0), n = view.rows, ldc = out.stride(0);
+  PackedDot dot{.weight = MatrixOf(view), .rows = m, .x = x.f32(), .x_row = x.stride(0)};
+  const int64_t blocks = dot.weight.blocks;
+  if (dot.weight.format != PackedFormat::kBytes) {
+    float* scratch = ThreadScratch(ScratchSlot::kDigits, m * blocks * (kPackColumns + 4));
+    auto* digits = reinterpret_cast<int8_t*>(scratch);
+    float* scales = scratch + m * blocks * kPackColumns;
+    float* sums = scales + m * blocks;
+    auto* offsets = reinterpret_cast<int32_t*>(sums + m * blocks);
+    dot.digit_row = blocks * kPackColumns * 4;
+    for (int64_t i = 0; i < m; ++i) {
+      simd.split_digits(dot.x + i * dot.x_row, blocks, digits + i * dot.digit_row, offsets + 2 * i * blocks,
+                        scales + i * blocks, sums + i * blocks);
+    }
+    dot.digits = digits;
+    dot.offsets = offsets;
+    dot.scales = scales;
+    dot.sums = sums;
+  }
+  const int64_t units = (n + simd.lanes - 1) / simd.lanes;
+  // Four units at a time are fastest; four tasks a thread even out a disturbed core.
+  const int64_t tasks = 4 * backend.threads().num_threads();
+  const int64_t step = ((units + tasks - 1) / tasks + 3) / 4 * 4;
+  backend.threads().ParallelFor((units + step - 1) / step, [&](int64_t task, int) {
+    const int64_t begin = task * step, end = std::min(units, begin + step);
+    const int64_t whole = std::min(end, n / simd.lanes);
+    PackedDot part = dot;
+    part.out = out.f32() + begin * simd.lanes;
+    part.out_row = ldc;
+    if (whole > begin) simd.packed_dot(part, begin, whole);
+    if (end > whole) {
+      // The last unit is longer than what is left of out.
+      float tail[kPackedDotRows * 16];
+      part.out = tail;
+      part.out_row = 16;
+      simd.packed_dot(part, whole, end);
+      for (int64_t i = 0; i < m; ++i) {
+        std::copy(tail + i * 16, tail + i * 16 + n - whole * simd.lanes, out.f32() + i * ldc + whole * simd.lanes);
+      }
+    }
+    if (bias) {
+      const int64_t first = begin * simd.lanes, last = std::min(n, end * simd.lanes);
+      for (int64_t i = 0; i < m; ++i) {
+        simd.add(out.f32() + i * ldc + first, bias + first, out.f32() + i * ldc + first, last - first);
+      }
+    }
+  });
+}
+
+void GemmWeight(Backend& backend, const Tensor& x, const PanelSource& panels, const float* bias, const Tensor& out) {
+  const SimdTable& simd = SimdOf(backend);
+  const int64_t m = x.dim(0), n = out.dim(1), k = x.dim(1), ldc = out.stride(0);
+  const int64_t tiles = (n + simd.tile_cols - 1) / simd.tile_cols;
+  backend.threads().ParallelRanges(tiles, 2, [&](int64_t begin, int64_t end, int) {
+    const int64_t n_begin = begin * simd.tile_cols, n_end = std::min(n, end * simd.tile_cols);
+    if (bias) {
+      for (int64_t i = 0; i < m; ++i) std::copy(bias + n_begin, bias + n_end, out.f32() + i * ldc + n_begin);
+    }
+    GemmPanels(simd, m, n_begin, n_end, k, 1.0f, x.f32(), x.stride(0), 1, panels, out.f32(), ldc, bias != nullptr);
+  });
+}
 
 }  // namespace
 
 void LinearInto(Backend& backend, const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out) {
   CheckLinear(x, weight, out);
-  const SimdTable& simd = SimdOf(backend);
-  const int64_t m = x.dim(0), n = weight.dim(0), k = x.dim(1);
-  const float* a = x.f32();
-  float* c = out.f32();
-  const int64_t lda = x.stride(0), ldc = out.stride(0);
-  const float* b0 = bias.defined() ? bias.f32() : nullptr;
-  if (m == 0 || n == 0) return;
-  if (m <= kDotRows) {
-    const DType dtype = weight.dtype();
-    const char* data = static_cast<const char*>(weight.raw());
-    const int64_t row_bytes = RowBytes(dtype, k);
-    backend.threads().ParallelRanges(n, 16, [&](int64_t begin, int64_t end, int) {
-      float* row = ThreadScratch(ScratchSlot::kOperand, k);
-      float dots[kDotRows];
-      for (int64_t j = begin; j < end; ++j) {
-        const char* bytes = data + j * row_bytes;
-        const float* w = row;
-        if (dtype == DType::kF32) {
-          w = reinterpret_cast<const float*>(bytes);
-        } else {
-          simd.dequantize(dtype, bytes, k, row);
-        }
-        simd.dot_rows(a, lda, m, w, k, dots);
-        for (int64_t i = 0; i < m; ++i) c[i * ldc + j] = dots[i] + (b0 ? b0[j] : 0.0f);
-      }
-    });
+  if (x.dim(0) == 0 || weight.dim(0) == 0) return;
+  const float* b = bias.defined() ? bias.f32() : nullptr;
+  if (!IsPacked(weight)) {
+    if (x.dim(0) <= kDotRows) {
+      DotWeightRows(backend, x, weight, b, out);
+    } else {
+      GemmWeight(backend, x, WeightPanels(weight), b, out);
+    }
     return;
   }
-  const WeightPanels panels(weight);
-  const int64_t tiles = (n + simd.tile_cols - 1) / simd.tile_cols;
-  backend.threads().ParallelRanges(tiles, 2, [&](int64_t begin, int64_t end, int) {
-    const int64_t n_begin = begin * simd.tile_cols, n_end = std::min(n, end * simd.tile_cols);
-    if (b0) {
-      for (int64_t i = 0; i < m; ++i) std::copy(b0 + n_begin, b0 + n_end, c + i * ldc + n_begin);
-    }
-    GemmPanels(simd, m, n_begin, n_end, k, 1.0f, a, lda, 1, panels, c, ldc, b0 != nullptr);
-  });
+  const PackedView view(weight);
+  const bool dots = view.dtype == DType::kQ8_0 || SimdOf(backend).int_dot;
+  if (x.dim(0) <= kPackedDotRows && view.aligned() && dots) {
+    DotPacked(backend, x, view, b, out);
+  } else {
+    GemmWeight(backend, x, PackedPanels(view), b, out);
+  }
 }
+
+namespace {
+
+// Rows [begin, end) and columns [k_begin, k_begin + cols) of a weight as float rows; cols covers whole blocks.
+void DecodeRows(const SimdTable& simd, const Tensor& weight, int64_t begin, int64_t end, int64_t k_begin, int64_t cols,
+                float* out, int64_t out_row) {
+  const DType dtype = weight.dtype();
+  if (!IsPacked(weight)) {
+    const int64_t row_bytes = RowBytes(dtype, weight.dim(1));
+    const char* data = static_cast<const char*>(weight.raw()) + RowBytes(dtype, k_begin);
+    for (int64_t j = begin; j < end; ++j)
+      simd.dequantize(dtype, data + j * row_bytes, cols, out + (j - begin) * out_row);
+    return;
+  }
+  const PackedView view(weight);
+  const PackedMatrix matrix = MatrixOf(view);
+  std::vector<uint8_t> bytes(static_cast<size_t>(RowBytes(dtype, cols)));
+  for (int64_t j = begin; j < end; ++j, out += out_row) {
+    if ((view.first_row + j) % kPackRows == 0 && j + kPackRows <= end) {
+      simd.unpack_group(matrix, (view.first_row + j) / kPackRows, k_begin / kPackColumns,
+                        (k_begin + cols) / kPackColumns, out, out_row);
+      j += kPackRows - 1;
+      out += (kPackRows - 1) * out_row;
+    } else {
+      UnpackRow(view, j, k_begin, k_begin + cols, bytes.data());
+      simd.dequantize(dtype, bytes.data(), cols, out);
+    }
+  }
+}
+
+}  // namespace
 
 void LinearGradInto(Backend& backend, const Tensor& dout, const Tensor& weight, const Tensor& dx) {
   CheckLinear(dx, weight, dout);
   const SimdTable& simd = SimdOf(backend);
-  const DType dtype = weight.dtype();
-  const char* data = static_cast<const char*>(weight.raw());
   const int64_t m = dx.dim(0), n = weight.dim(0), k = dx.dim(1);
-  const int64_t row_bytes = RowBytes(dtype, k);
   if (m == 0 || n == 0 || k == 0) return;
-  // Columns of dx that one task owns: whole blocks of the weight's type, decoded once.
-  const int64_t width = std::max<int64_t>(BlockElements(dtype), 4 * simd.tile_cols);
+  // Columns of dx that one task owns: whole blocks of the weight's type, decoded once. The decoded part stays in L2.
+  const int64_t width = std::max<int64_t>(BlockElements(weight.dtype()), 64);
   constexpr int64_t kDepth = 256;
   backend.threads().ParallelFor((k + width - 1) / width, [&](int64_t task, int) {
     const int64_t k_begin = task * width, cols = std::min(width, k - k_begin);
-    const int64_t tiles = (cols + simd.tile_cols - 1) / simd.tile_cols;
-    float* panels = ThreadScratch(ScratchSlot::kPanel, tiles * simd.tile_cols * kDepth);
-    float* row = ThreadScratch(ScratchSlot::kOperand, tiles * simd.tile_cols);
+    float* rows = ThreadScratch(ScratchSlot::kOperand, kDepth * width);
     for (int64_t n_begin = 0; n_begin < n; n_begin += kDepth) {
       const int64_t depth = std::min(kDepth, n - n_begin);
-      for (int64_t j = 0; j < depth; ++j) {
-        simd.dequantize(dtype, data + (n_begin + j) * row_bytes + RowBytes(dtype, k_begin), cols, row);
-        for (int64_t t = 0; t < tiles; ++t) {
-          std::memcpy(panels + (t * kDepth + j) * simd.tile_cols, row + t * simd.tile_cols,
-                      static_cast<size_t>(simd.tile_cols) * sizeof(float));
-        }
-      }
-      for (int64_t t = 0; t < tiles; ++t) {
-        const int64_t tile_cols = std::min<int64_t>(simd.tile_cols, cols - t * simd.tile_cols);
-        GemmNN(simd, m, tile_cols, depth, 1.0f, dout.f32() + n_begin, dout.stride(0),
-               panels + t * kDepth * simd.tile_cols, simd.tile_cols, dx.f32() + k_begin + t * simd.tile_cols,
-               dx.stride(0), true);
-      }
+      DecodeRows(simd, weight, n_begin, n_begin + depth, k_begin, cols, rows, width);
+      GemmNN(simd, m, cols, depth, 1.0f, dout.f32() + n_begin, dout.stride(0), rows, width, dx.f32() + k_begin,
+             dx.stride(0), true);
     }
   });
 }
@@ -209,6 +333,8 @@ void MatMul(Backend& backend, const MatMulArgs& args) {
   });
 }
 
-void PrepareWeight(Backend& backend, const PrepareWeightArgs& args) { *args.out = args.weight; }
+void PrepareWeight(Backend& backend, const PrepareWeightArgs& args) {
+  *args.out = CanPack(args.weight) ? Pack(WeightsOf(backend), args.weight) : args.weight;
+}
 
 }  // namespace stillhouse::cpu

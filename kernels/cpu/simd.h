@@ -30,6 +30,33 @@ struct GemmTile {
   bool accumulate = false;
 };
 
+// A packed weight (packed_weight.h), from the first of its groups.
+enum class PackedFormat : uint8_t { kNibbles, kNibblesMin, kBytes };  // Q4_0, Q4_1, Q8_0
+struct PackedMatrix {
+  PackedFormat format;
+  const uint8_t* groups;
+  int64_t group_count, group_bytes, block_bytes;
+  int64_t blocks;  // per row
+};
+
+// out[r, n] = Σ_k x[r, k] · weight[n, k] for 1 to kPackedDotRows rows of x. The nibble formats read x as integers
+// (`digits` to `sums`, made by split_digits), the bytes as it is. A unit is `lanes` rows of the weight; out
+// points at the first row of unit_begin and has room for whole units.
+inline constexpr int64_t kPackedDotRows = 4;
+struct PackedDot {
+  PackedMatrix weight;
+  int64_t rows;
+  const float* x;
+  int64_t x_row;
+  const int8_t* digits;
+  int64_t digit_row;
+  const int32_t* offsets;  // [rows, blocks, 2]
+  const float* scales;     // [rows, blocks]
+  const float* sums;       // [rows, blocks]
+  float* out;
+  int64_t out_row;
+};
+
 struct SimdTable {
   const char* name;
   int lanes;
@@ -41,6 +68,13 @@ struct SimdTable {
   void (*pack_transposed)(const float* b, int64_t b_row, int64_t cols, int64_t depth, float* panel);
   // out[i] = Σ_k a[i, k] · b[k] for i < rows.
   void (*dot_rows)(const float* a, int64_t a_row, int64_t rows, const float* b, int64_t depth, float* out);
+  // Packed weights. int_dot: whether the nibble formats have their packed_dot.
+  bool int_dot;
+  void (*split_digits)(const float* x, int64_t blocks, int8_t* digits, int32_t* offsets, float* scales, float* sums);
+  void (*packed_dot)(const PackedDot& dot, int64_t unit_begin, int64_t unit_end);
+  void (*unpack_panel)(const PackedMatrix& weight, int64_t tile, int64_t block_begin, int64_t block_end, float* panel);
+  void (*unpack_group)(const PackedMatrix& weight, int64_t group, int64_t block_begin, int64_t block_end, float* out,
+                       int64_t out_row);
   // One row of any dtype as floats; n is a multiple of the block.
   void (*dequantize)(DType dtype, const void* row, int64_t n, float* out);
 

@@ -103,8 +103,8 @@ static void RunGemmTile(const GemmTile& t) {
 }
 
 #if STILLHOUSE_LANES >= 8
-// out[k · stride + j] = rows[j][k] for an 8 × 8 block.
-STILLHOUSE_INLINE void Transpose8(const float* in, int64_t in_row, float* out, int64_t out_row) {
+// out[k, j] = in[j, k] for a block of 8 × 8, or 4 × 4 in the baseline.
+STILLHOUSE_INLINE void TransposeBlock(const float* in, int64_t in_row, float* out, int64_t out_row) {
   __m256 r[8], s[8];
   for (int i = 0; i < 8; ++i) r[i] = _mm256_loadu_ps(in + i * in_row);
   for (int i = 0; i < 8; i += 2) {
@@ -125,7 +125,7 @@ STILLHOUSE_INLINE void Transpose8(const float* in, int64_t in_row, float* out, i
 constexpr int kTransposeBlock = 8;
 #else
 constexpr int kTransposeBlock = 4;
-STILLHOUSE_INLINE void Transpose8(const float* in, int64_t in_row, float* out, int64_t out_row) {
+STILLHOUSE_INLINE void TransposeBlock(const float* in, int64_t in_row, float* out, int64_t out_row) {
   for (int j = 0; j < 4; ++j) {
     for (int k = 0; k < 4; ++k) out[k * out_row + j] = in[j * in_row + k];
   }
@@ -138,7 +138,7 @@ static void PackTransposed(const float* b, int64_t b_row, int64_t cols, int64_t 
     const float* rows = b + j * b_row;
     int64_t k = 0;
     for (; k + kTransposeBlock <= depth; k += kTransposeBlock) {
-      Transpose8(rows + k, b_row, panel + k * kTileCols + j, kTileCols);
+      TransposeBlock(rows + k, b_row, panel + k * kTileCols + j, kTileCols);
     }
     for (; k < depth; ++k) {
       for (int i = 0; i < kTransposeBlock; ++i) panel[k * kTileCols + j + i] = rows[i * b_row + k];

@@ -5,6 +5,7 @@
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/simd_attention.h"
 #include "kernels/cpu/simd_gemm.h"
+#include "kernels/cpu/simd_packed.h"
 #include "kernels/cpu/simd_quant.h"
 #include "kernels/cpu/simd_softmax.h"
 #include "kernels/cpu/simd_vector.h"
@@ -20,6 +21,11 @@ constexpr SimdTable MakeTable(const char* name) {
       .gemm_tile = RunGemmTile,
       .pack_transposed = PackTransposed,
       .dot_rows = DotRows,
+      .int_dot = STILLHOUSE_INT_DOT,
+      .split_digits = SplitDigits,
+      .packed_dot = RunPackedDot,
+      .unpack_panel = UnpackPanel,
+      .unpack_group = UnpackGroup,
       .dequantize = Dequantize,
       .dot = Dot,
       .axpy = Axpy,
