@@ -61,7 +61,7 @@ TEST(NormalizeTest, LongRunsOfMarksStayFast) {
   const auto begin = std::chrono::steady_clock::now();
   const std::string result = Nfc(text);
   // Quadratic ordering would take many minutes.
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(20));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(120));
   // All marks below come first: one of them composes with the letter.
   EXPECT_EQ(result.substr(0, 5), "\u1ea1\u0323");
   EXPECT_EQ(result.substr(result.size() - 2), "\u0301");
