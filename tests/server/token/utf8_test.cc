@@ -76,7 +76,7 @@ TEST(Utf8Test, HoldsBackOnlyWhatMayBecomeACodePoint) {
   EXPECT_EQ(rest, "\xF0\x9F\x99");
   out.clear();
   AppendAsUtf8("a\xF0\x9F(", &out, &rest);
-  EXPECT_EQ(out, "a" + Replacements(1) + "(");
+  EXPECT_EQ(out, std::string("a").append(Replacements(1)).append("("));
   EXPECT_EQ(rest, "");
   out.clear();
   AppendAsUtf8("\xC0", &out, &rest);  // never the beginning of anything
