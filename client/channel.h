@@ -61,6 +61,13 @@ struct Client::Impl {
   // Pauses before send number `attempt` + 1 and returns true, or returns false when `status` is final.
   bool Retry(const absl::Status& status, int attempt) const;
 
+  // Where a tenant was chosen: makes the request speak for it, as the names that this client makes do.
+  template <typename Request>
+  void SetParent(Request& request) {
+    absl::MutexLock lock(&mutex);
+    if (request.parent().empty() && !options.tenant.empty()) request.set_parent(tenant);
+  }
+
   // One unary call with retries; safe for calls that are idempotent or carry a request id.
   template <typename Response, typename Call>
   absl::StatusOr<Response> Unary(Call call) {

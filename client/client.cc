@@ -93,9 +93,11 @@ absl::Status Client::DeleteCache(const std::string& name) {
       .status();
 }
 
-absl::StatusOr<v1::Finish> Client::Query(const v1::QueryRequest& request,
+absl::StatusOr<v1::Finish> Client::Query(const v1::QueryRequest& wanted,
                                          const std::function<void(const v1::QueryEvent&)>& on_event,
                                          Cancellation* cancellation) {
+  v1::QueryRequest request = wanted;
+  impl_->SetParent(request);
   for (int attempt = 1;; ++attempt) {
     grpc::ClientContext context;
     impl_->Prepare(context);
@@ -141,7 +143,9 @@ absl::StatusOr<Answer> Client::Ask(const v1::QueryRequest& request, Cancellation
   return answer;
 }
 
-absl::StatusOr<v1::ScoreResponse> Client::Score(const v1::ScoreRequest& request) {
+absl::StatusOr<v1::ScoreResponse> Client::Score(const v1::ScoreRequest& wanted) {
+  v1::ScoreRequest request = wanted;
+  impl_->SetParent(request);
   return impl_->Unary<v1::ScoreResponse>(
       [&](auto* context, auto* response) { return impl_->inference->Score(context, request, response); });
 }
@@ -165,6 +169,7 @@ absl::StatusOr<v1::Operation> Client::GetOperation(const std::string& name) {
 
 absl::StatusOr<std::vector<v1::Operation>> Client::ListOperations(bool running_only, int64_t limit) {
   v1::ListOperationsRequest request;
+  impl_->SetParent(request);
   request.set_running_only(running_only);
   return impl_->Pages<v1::Operation, v1::ListOperationsResponse>(
       limit,

@@ -1,6 +1,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include <array>
 #include <cstdlib>
 #include <fstream>
@@ -36,7 +38,7 @@ std::unique_ptr<Parsed> Parse(std::vector<std::string> arguments) {
 }
 
 // What the chosen command says without a server: port 1 of loopback refuses, and nothing is retried.
-absl::Status Run(std::vector<std::string> arguments) {
+absl::Status Perform(std::vector<std::string> arguments) {
   arguments.insert(arguments.end(), {"--address", "127.0.0.1:1", "--attempts", "1", "--quiet"});
   const auto parsed = Parse(arguments);
   EXPECT_EQ(parsed->code, 0);
@@ -117,16 +119,16 @@ TEST(Program, LocalMistakesAreUsageErrors) {
                                                                      {"corpus", "list", "--key-file", "/none"},
                                                                      {"corpus", "list", "--ca-file", "/none"},
                                                                      {"corpus", "list", "--cert-file", "/none"}}) {
-    const absl::Status status = Run(arguments);
+    const absl::Status status = Perform(arguments);
     EXPECT_EQ(ExitCode(status), 2) << ::testing::PrintToString(arguments) << " " << status;
   }
 }
 
 TEST(Program, ASilentAddressIsReportedAsSuch) {
-  const absl::Status status = Run({"corpus", "list"});
+  const absl::Status status = Perform({"corpus", "list"});
   EXPECT_EQ(ExitCode(status), 3) << status;
   EXPECT_THAT(Hint(status, "127.0.0.1:1"), HasSubstr("Is the server running"));
-  EXPECT_EQ(ExitCode(Run({"server", "health"})), 3);
+  EXPECT_EQ(ExitCode(Perform({"server", "health"})), 3);
 }
 
 TEST(Program, KeysStayHomeWithoutTls) {
