@@ -137,13 +137,23 @@ float Total(const std::vector<float>& losses) {
 
 // --- losses fused with the projection ------------------------------------------------------------------------------
 
+// Floats from one row of logits to the next: rows of a power-of-two vocabulary would all fall into the same few sets of
+// every cache, and a product walks down many rows at once. 13 lines of 64 bytes past a page's multiple, no two do.
+int64_t LogitsRow(int64_t vocabulary) {
+  constexpr int64_t kLine = 16, kPage = 64 * kLine;
+  const int64_t rest = 13 * kLine;
+  return (std::max<int64_t>(vocabulary - rest, 0) + kPage - 1) / kPage * kPage + rest;
+}
+
 // Calls row(r, logits) for every row of x · weightᵀ, chunk by chunk; with dx, what `row` leaves in the logits is their
 // gradient and is folded into dx.
 template <typename RowFn>
 void ForEachLogitsRow(Backend& backend, const Tensor& x, const Tensor& weight, const Tensor& dx, const RowFn& row) {
   const int64_t rows = x.dim(0), vocabulary = weight.dim(0);
   if (rows == 0) return;
-  const Tensor scratch = Tensor::Empty(backend.pool(), DType::kF32, {std::min(rows, kChunkRows), vocabulary});
+  const int64_t stride = LogitsRow(vocabulary);
+  const Tensor scratch =
+      Tensor::Empty(backend.pool(), DType::kF32, {std::min(rows, kChunkRows), stride}).Slice(1, 0, vocabulary);
   if (dx) FillF32(dx, 0.0f);
   for (int64_t begin = 0; begin < rows; begin += kChunkRows) {
     const int64_t end = std::min(rows, begin + kChunkRows);
@@ -151,7 +161,7 @@ void ForEachLogitsRow(Backend& backend, const Tensor& x, const Tensor& weight, c
     const Tensor part = x.Slice(0, begin, end);
     backend.kernels().Linear(backend, {part, weight, Tensor(), logits});
     float* z = logits.f32();
-    backend.threads().ParallelFor(end - begin, [&](int64_t i, int) { row(begin + i, z + i * vocabulary); });
+    backend.threads().ParallelFor(end - begin, [&](int64_t i, int) { row(begin + i, z + i * stride); });
     if (dx) {
       LinearGradArgs grad{part, weight, logits};
       grad.dx = dx.Slice(0, begin, end);

@@ -44,11 +44,12 @@ STILLHOUSE_INLINE void ScoreRows(const float* q, int64_t q_row, const float* k, 
     }
 #endif
     for (int64_t c = 0; c < whole; c += kLanes) {
-      F32 x[4];
-      for (int u = 0; u < 4; ++u) x[u] = Load(key + u * k_row + c);
-      for (int i = 0; i < kRows; ++i) {
-        const F32 y = Load(q + i * q_row + c);
-        for (int u = 0; u < 4; ++u) acc[i][u] = Fma(x[u], y, acc[i][u]);
+      // The queries first, then one key at a time: 12 sums, 3 queries and a key are the 16 registers.
+      F32 y[kRows];
+      for (int i = 0; i < kRows; ++i) y[i] = Load(q + i * q_row + c);
+      for (int u = 0; u < 4; ++u) {
+        const F32 x = Load(key + u * k_row + c);
+        for (int i = 0; i < kRows; ++i) acc[i][u] = Fma(x, y[i], acc[i][u]);
       }
     }
     if (tail) {
@@ -99,13 +100,11 @@ STILLHOUSE_INLINE void ValueBlock(const float* p, int64_t p_row, const float* v,
     for (int u = 0; u < kVectors; ++u) acc[i][u] = Zero();
   }
   for (int64_t j = 0; j < slots; ++j) {
-    F32 x[kVectors];
+    F32 weight[kRows];
+    for (int i = 0; i < kRows; ++i) weight[i] = Set1(p[i * p_row + j]);
     for (int u = 0; u < kVectors; ++u) {
-      x[u] = u + 1 < kVectors ? Load(v + j * v_row + u * kLanes) : LoadSome(v + j * v_row + u * kLanes, last);
-    }
-    for (int i = 0; i < kRows; ++i) {
-      const F32 weight = Set1(p[i * p_row + j]);
-      for (int u = 0; u < kVectors; ++u) acc[i][u] = Fma(weight, x[u], acc[i][u]);
+      const F32 x = u + 1 < kVectors ? Load(v + j * v_row + u * kLanes) : LoadSome(v + j * v_row + u * kLanes, last);
+      for (int i = 0; i < kRows; ++i) acc[i][u] = Fma(weight[i], x, acc[i][u]);
     }
   }
   for (int i = 0; i < kRows; ++i) {
