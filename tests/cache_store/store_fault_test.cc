@@ -252,6 +252,9 @@ TEST_P(FaultSweepTest, ShortWrite) { Sweep(Fault::kShortWrite, false, After::kSa
 TEST_P(FaultSweepTest, DeviceErrorOnce) { Sweep(Fault::kIoError, false, After::kSameStore); }
 TEST_P(FaultSweepTest, DeviceErrorThenPowerCut) { Sweep(Fault::kIoError, false, After::kPowerCut); }
 TEST_P(FaultSweepTest, DeadDeviceAndReopen) { Sweep(Fault::kIoError, true, After::kReopen); }
+TEST_P(FaultSweepTest, SyncsThatFail) { Sweep(Fault::kSyncError, true, After::kSameStore); }
+TEST_P(FaultSweepTest, SyncsThatFailAndReopen) { Sweep(Fault::kSyncError, true, After::kReopen); }
+TEST_P(FaultSweepTest, SyncsThatFailThenPowerCut) { Sweep(Fault::kSyncError, true, After::kPowerCut); }
 TEST_P(FaultSweepTest, Kill) { Sweep(Fault::kCrash, true, After::kReopen); }
 TEST_P(FaultSweepTest, PowerCut) { Sweep(Fault::kCrash, true, After::kPowerCut); }
 

@@ -51,7 +51,7 @@ class FaultyFile : public WritableFile {
     return file_->Truncate(size);
   }
   absl::Status Sync() override {
-    STILLHOUSE_RETURN_IF_ERROR(FaultStatus(env_->NextStep()));
+    STILLHOUSE_RETURN_IF_ERROR(FaultStatus(env_->NextStep(/*sync=*/true)));
     env_->Synced(inode_);
     return absl::OkStatus();
   }
@@ -105,7 +105,7 @@ int ShimTruncate(sqlite3_file* f, sqlite3_int64 size) {
   return Shim(f)->real()->pMethods->xTruncate(Shim(f)->real(), size);
 }
 int ShimSync(sqlite3_file* f, int) {
-  if (int code = SqliteCode(Shim(f)->env->NextStep(), SQLITE_IOERR_FSYNC); code != SQLITE_OK) return code;
+  if (int code = SqliteCode(Shim(f)->env->NextStep(/*sync=*/true), SQLITE_IOERR_FSYNC); code != SQLITE_OK) return code;
   if (Shim(f)->inode == nullptr) return SQLITE_OK;
   Shim(f)->env->Synced(*Shim(f)->inode);
   if (Shim(f)->log) Shim(f)->env->NameSynced((*Shim(f)->inode)->path);
@@ -244,10 +244,11 @@ bool FaultEnv::Fits(const std::string& path, uint64_t end) const {
   return end <= size || used + (end - size) <= capacity_;
 }
 
-FaultEnv::Fault FaultEnv::NextStep() {
+FaultEnv::Fault FaultEnv::NextStep(bool sync) {
   std::lock_guard lock(mu_);
   const int64_t step = step_++;
   if (fail_at_ < 0 || step < fail_at_ || (step > fail_at_ && !sticky_)) return Fault::kNone;
+  if (fault_ == Fault::kSyncError && !sync) return Fault::kNone;
   tripped_ = true;
   return fault_;
 }
@@ -319,7 +320,7 @@ absl::Status FaultEnv::CreateDirectory(const std::string& path) {
   return PosixEnv()->CreateDirectory(path);
 }
 absl::Status FaultEnv::SyncDirectory(const std::string& path) {
-  STILLHOUSE_RETURN_IF_ERROR(FaultStatus(NextStep()));
+  STILLHOUSE_RETURN_IF_ERROR(FaultStatus(NextStep(/*sync=*/true)));
   std::lock_guard lock(mu_);
   auto inside = [&](const std::string& name) { return std::filesystem::path(name).parent_path() == path; };
   std::erase_if(durable_, [&](const auto& entry) { return inside(entry.first); });

@@ -25,6 +25,7 @@ class FaultEnv : public Env {
     kNoSpace,     // ENOSPC
     kShortWrite,  // half of the bytes, then ENOSPC; other steps as kNoSpace
     kIoError,     // EIO
+    kSyncError,   // EIO from syncs only: the disk takes writes and loses them
     kCrash,       // this and every later step fail with EIO, and nothing more reaches the disk
   };
 
@@ -57,7 +58,7 @@ class FaultEnv : public Env {
   const char* SqliteVfs() const override { return vfs_name_.c_str(); }
 
   // For the VFS and the files of this environment: what to do about the next step, and what became of it.
-  Fault NextStep();
+  Fault NextStep(bool sync = false);
   struct Inode {
     std::string path;     // where it is now
     std::string durable;  // content at the last sync
