@@ -48,6 +48,10 @@ class BuildMetrics final : public BuildObserver {
     metrics_->Observe(Metric::kBuildStage, absl::ToDoubleSeconds(duration),
                       {MethodLabel(BuildMethodName(method)), StageLabel(stage)});
   }
+  void OnEnd(BuildMethod method, const absl::Status& status) override {
+    const char* outcome = status.ok() ? "succeeded" : absl::IsCancelled(status) ? "cancelled" : "failed";
+    metrics_->Increment(Metric::kBuilds, {MethodLabel(BuildMethodName(method)), outcome});
+  }
 
  private:
   static std::string_view StageLabel(BuildStage stage) {

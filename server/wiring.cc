@@ -68,7 +68,8 @@ absl::StatusOr<std::string> ReadFile(const std::string& flag, const std::string&
   return text.str();
 }
 
-absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const ServerConfig& config) {
+// `why_cpu` says what kept kAuto from the GPU.
+absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const ServerConfig& config, absl::Status* why_cpu) {
   CpuBackendOptions cpu;
   cpu.threads = config.threads;
   if (config.device == Device::kCpu) return MakeCpuBackend(cpu);
@@ -76,7 +77,7 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const ServerConfig& config)
   cuda.threads = config.threads;
   absl::StatusOr<std::unique_ptr<Backend>> backend = MakeCudaBackend(cuda);
   if (backend.ok() || config.device == Device::kCuda) return backend;
-  STILLHOUSE_LOG(INFO) << "running on the processor: " << backend.status().message();
+  *why_cpu = backend.status();
   return MakeCpuBackend(cpu);
 }
 
@@ -192,12 +193,14 @@ absl::StatusOr<std::unique_ptr<RunningServer>> RunningServer::Start(const Server
   p.store = *std::move(opened);
   if (!plan.keys) STILLHOUSE_RETURN_IF_ERROR(p.store->EnsureTenant(kDefaultTenant).status());
 
-  STILLHOUSE_ASSIGN_OR_RETURN(p.backend, MakeBackend(config));
+  absl::Status why_cpu;
+  STILLHOUSE_ASSIGN_OR_RETURN(p.backend, MakeBackend(config, &why_cpu));
   const Context ctx = p.context();
   absl::StatusOr<GgufModel> model = LoadGgufModel(ctx, config.model);
   if (!model.ok()) return Explain(StrCat("--model ", config.model), model.status());
   p.model = *std::move(model);
   if (p.model.chat == nullptr) return Explain("the model's chat template", p.model.chat_status);
+  if (!why_cpu.ok()) STILLHOUSE_LOG(INFO) << "running on the processor: " << why_cpu.message();
 
   p.metrics = std::make_unique<Metrics>(MetricsOptions{config.metrics_tenants});
   p.engine_metrics = std::make_unique<EngineMetrics>(p.metrics.get());

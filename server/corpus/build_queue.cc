@@ -397,6 +397,7 @@ class BuildQueue::Impl {
       STILLHOUSE_LOG(ERROR) << "the end of build " << job.row.operation_id
                             << " could not be written: " << stored.ToString();
     }
+    if (options_.observer != nullptr) options_.observer->OnEnd(job.spec.method, status);
     {
       std::lock_guard<std::mutex> lock(mutex_);
       jobs_.erase({job.row.tenant, job.row.operation_id});

@@ -50,6 +50,8 @@ class BuildObserver {
  public:
   virtual ~BuildObserver() = default;
   virtual void OnStage(BuildMethod method, BuildStage stage, absl::Duration duration) {}
+  // A build that had begun is done: OK, CANCELLED, or why it failed.
+  virtual void OnEnd(BuildMethod method, const absl::Status& status) {}
 };
 
 struct BuildQueueOptions {

@@ -18,8 +18,7 @@ const std::vector<double>& StageBuckets() {
 }
 
 const std::vector<const char*>& Methods() {
-  static const auto* methods = new std::vector<const char*>{
-      "none", "cartridge", "attention_matching", "full", "still", "sink_window", "l2", "snapkv", "h2o", "composed"};
+  static const auto* methods = new std::vector<const char*>{"none", "cartridge", "attention_matching", "full"};
   return *methods;
 }
 

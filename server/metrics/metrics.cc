@@ -100,33 +100,26 @@ struct Metrics::Impl : public prometheus::Collectable {
         break;
     }
     families.push_back(family);
-    // Series that can be known beforehand exist from the start, at 0: a rate over a counter that appears with its first
-    // event misses that event.
-    std::vector<prometheus::Labels> all = {{}};
-    for (const MetricLabel& label : spec.labels) {
-      if (label.values.empty()) return;
-      std::vector<prometheus::Labels> next;
-      for (const prometheus::Labels& labels : all) {
-        for (const char* value : label.values) {
-          next.push_back(labels);
-          next.back().emplace(label.name, value);
-        }
-      }
-      all = std::move(next);
+    // Series that are known beforehand exist from the start, at 0: a rate over a counter that appears with its first
+    // event misses that event. Pairs of labels are left out: most never meet.
+    if (spec.labels.empty()) {
+      AddSeries(spec, family, {});
+    } else if (spec.labels.size() == 1) {
+      for (const char* value : spec.labels[0].values) AddSeries(spec, family, {{spec.labels[0].name, value}});
     }
-    if (spec.type == MetricType::kHistogram && !spec.labels.empty()) return;
-    for (const prometheus::Labels& labels : all) {
-      switch (spec.type) {
-        case MetricType::kCounter:
-          family.counter->Add(labels);
-          break;
-        case MetricType::kGauge:
-          family.gauge->Add(labels);
-          break;
-        case MetricType::kHistogram:
-          family.histogram->Add(labels, spec.buckets);
-          break;
-      }
+  }
+
+  static void AddSeries(const MetricSpec& spec, const Family& family, const prometheus::Labels& labels) {
+    switch (spec.type) {
+      case MetricType::kCounter:
+        family.counter->Add(labels);
+        break;
+      case MetricType::kGauge:
+        family.gauge->Add(labels);
+        break;
+      case MetricType::kHistogram:
+        family.histogram->Add(labels, spec.buckets);
+        break;
     }
   }
 };

@@ -214,6 +214,8 @@ void QueryCall::OnFinish(FinishReason reason, const GenerationUsage& usage, cons
   reason_ = reason;
   usage_ = usage;
   status_ = status;
+  // The sequence is gone, so the id may live again; the last events may still be on their way.
+  live_ = LiveRequests::Lease();
   if (status_.ok()) text_ += decoder_->Finish();
   SchedulePump();
 }

@@ -11,7 +11,7 @@
 #include <mutex>
 #include <thread>
 
-#include "cache_store/sha256.h"
+#include "kernels/base/sha256.h"
 #include "server/metrics/metrics.h"
 #include "server/service/grpc_server.h"
 #include "server/service/service_context.h"
@@ -89,7 +89,7 @@ class CallsTest : public ::testing::Test {
   explicit CallsTest(std::string admin_key = "") : admin_key_(std::move(admin_key)) {}
 
   void SetUp() override {
-    directory_ = testing::TempDir() + "/calls_test_" + std::to_string(getpid());
+    directory_ = ::testing::TempDir() + "/calls_test_" + std::to_string(getpid());
     std::filesystem::remove_all(directory_);
     StoreOptions options;
     options.directory = directory_;
