@@ -121,6 +121,7 @@ std::string Hint(const absl::Status& status, absl::string_view address) {
                         "(and --tls where it speaks TLS).");
   }
   if (origin == Origin::kLocal) return "";
+  if (Reason(status) == "CORPUS_IN_USE") return "`stillhouse corpus delete --force` deletes its memories too.";
   switch (status.code()) {
     case absl::StatusCode::kUnauthenticated:
       return "Give the tenant's key in STILLHOUSE_KEY or with --key-file.";

@@ -71,7 +71,8 @@ head -c 3000 LICENSE >"$work/document.txt"
 "$bin/stillhouse" -q corpus upload --id terms "$work/document.txt"
 for round in 1 2; do
   sleep 3
-  "$bin/stillhouse" -q cache build terms --id "memory-$round" --method attention-matching --ratio 4 --no-report >/dev/null
+  "$bin/stillhouse" -q cache build terms --id "memory-$round" --method attention-matching --ratio 4 \
+    --conversations 10 --no-report >/dev/null
   "$bin/stillhouse" -q ask --cache "terms/memory-$round" --max-tokens 8 "What is a contributor?" "Who is liable?" >/dev/null
   "$bin/stillhouse" -q ask --no-cache --max-tokens 8 "Hello" >/dev/null
 done

@@ -116,7 +116,7 @@ absl::Status BuildFlags::Fill(v1::BuildCacheRequest& request) const {
   v1::TrainingOptions training;
   if (!start_.empty()) training.set_start(start_ == "prefix" ? v1::PREFIX_START : v1::ATTENTION_MATCHING_START);
   if (!loss_.empty()) {
-    v1::LossMode mode;
+    v1::LossMode mode = v1::LOSS_MODE_UNSPECIFIED;
     v1::LossMode_Parse(Upper(loss_), &mode);
     training.set_loss_mode(mode);
   }

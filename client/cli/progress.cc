@@ -14,6 +14,7 @@ namespace stillhouse::client {
 namespace {
 
 constexpr size_t kLabel = 12;
+constexpr int64_t kSmallTransfer = 8 << 20;
 
 double Sane(double fraction) { return fraction >= 0 ? std::min(fraction, 1.0) : 0.0; }
 
@@ -75,6 +76,8 @@ void Progress::Show(absl::string_view label, double fraction, std::optional<doub
 }
 
 void Progress::ShowBytes(absl::string_view label, int64_t done, int64_t total) {
+  // A log needs no line about what is over in a moment.
+  if (!terminal_ && total < kSmallTransfer) return;
   if (start_ == absl::InfinitePast()) start_ = absl::Now();
   const double fraction = total > 0 ? static_cast<double>(done) / static_cast<double>(total) : 1;
   Show(label, fraction, done < total ? EstimateLeft(fraction, absl::Now() - start_) : std::nullopt,

@@ -30,7 +30,7 @@ class Progress {
 
   void Show(absl::string_view label, double fraction, std::optional<double> seconds_left,
             absl::string_view detail = "");
-  // As Show, the time left estimated from the time since the first call.
+  // As Show, the time left estimated from the time since the first call. Small transfers are shown on terminals only.
   void ShowBytes(absl::string_view label, int64_t done, int64_t total);
   // Clears the bar (a terminal) so that other output can follow.
   void Clear();

@@ -70,9 +70,10 @@ TEST(Progress, SilentShowsNothing) {
   EXPECT_EQ(Captured([](Progress& progress) { progress.ShowBytes("uploading", 1, 2); }, true), "");
 }
 
-TEST(Progress, AnEmptyTransferIsWhole) {
-  EXPECT_EQ(Captured([](Progress& progress) { progress.ShowBytes("uploading", 0, 0); }),
-            "uploading 100 %, 0 B of 0 B\n");
+TEST(Progress, SmallTransfersLeaveNoLines) {
+  EXPECT_EQ(Captured([](Progress& progress) { progress.ShowBytes("uploading", 0, 0); }), "");
+  EXPECT_THAT(Captured([](Progress& progress) { progress.ShowBytes("uploading", 16 << 20, 16 << 20); }),
+              HasSubstr("uploading 100 %, 16.0 MiB of 16.0 MiB\n"));
 }
 
 }  // namespace
