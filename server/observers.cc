@@ -48,7 +48,7 @@ void GaugeSampler::SampleDirectory() {
   const ResidentStats resident = directory_->stats();
   metrics_->Set(Metric::kResidentCaches, ToDouble(resident.memories));
   for (const ResidentStats::ByMethod& method : resident.by_method) {
-    metrics_->Set(Metric::kKvCanonicalBytes, ToDouble(method.canonical_bytes), {MethodLabel(method.method)});
+    metrics_->Set(Metric::kKvCanonicalBytes, ToDouble(method.canonical_bytes), {method.method});
   }
   const int64_t pages = (last_.pages_total - last_.pages_free) * last_.page_bytes;
   metrics_->Set(Metric::kKvAllocatedBytes, ToDouble(resident.allocated_bytes + pages),

@@ -5,16 +5,12 @@
 #include <string>
 #include <string_view>
 
-#include "absl/strings/ascii.h"
 #include "server/corpus/build_queue.h"
 #include "server/corpus/directory.h"
 #include "server/engine/engine.h"
 #include "server/metrics/metrics.h"
 
 namespace stillhouse {
-
-// Label values are lower case: "attention_matching".
-inline std::string MethodLabel(std::string_view method) { return absl::AsciiStrToLower(std::string(method)); }
 
 // Latency between tokens is seen by the engine alone; what a whole query took, its call counts.
 class EngineMetrics final : public EngineObserver {
@@ -30,7 +26,7 @@ class DirectoryMetrics final : public DirectoryObserver {
  public:
   explicit DirectoryMetrics(Metrics* metrics) : metrics_(metrics) {}
   void OnRoute(std::string_view method, std::string_view outcome) override {
-    metrics_->Increment(Metric::kCacheRoute, {MethodLabel(method), outcome});
+    metrics_->Increment(Metric::kCacheRoute, {method, outcome});
   }
   void OnLoad(absl::Duration duration) override {
     metrics_->Observe(Metric::kCacheLoad, absl::ToDoubleSeconds(duration), {"disk"});
@@ -46,11 +42,11 @@ class BuildMetrics final : public BuildObserver {
   explicit BuildMetrics(Metrics* metrics) : metrics_(metrics) {}
   void OnStage(BuildMethod method, BuildStage stage, absl::Duration duration) override {
     metrics_->Observe(Metric::kBuildStage, absl::ToDoubleSeconds(duration),
-                      {MethodLabel(BuildMethodName(method)), StageLabel(stage)});
+                      {BuildMethodName(method), StageLabel(stage)});
   }
   void OnEnd(BuildMethod method, const absl::Status& status) override {
     const char* outcome = status.ok() ? "succeeded" : absl::IsCancelled(status) ? "cancelled" : "failed";
-    metrics_->Increment(Metric::kBuilds, {MethodLabel(BuildMethodName(method)), outcome});
+    metrics_->Increment(Metric::kBuilds, {BuildMethodName(method), outcome});
   }
 
  private:

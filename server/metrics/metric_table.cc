@@ -18,7 +18,7 @@ const std::vector<double>& StageBuckets() {
 }
 
 const std::vector<const char*>& Methods() {
-  static const auto* methods = new std::vector<const char*>{"none", "cartridge", "attention_matching", "full"};
+  static const auto* methods = new std::vector<const char*>{"none", "CARTRIDGE", "ATTENTION_MATCHING", "FULL"};
   return *methods;
 }
 

@@ -26,6 +26,7 @@ namespace {
 constexpr int kMaxReceive = 16 << 20;
 constexpr int kMaxSend = 64 << 20;
 constexpr int kMaxStreamsPerConnection = 1024;
+constexpr int kMaxMetadata = 16 << 10;
 constexpr size_t kTransportMemory = size_t{512} << 20;
 
 std::shared_ptr<grpc::ServerCredentials> Credentials(const GrpcServerOptions& options) {
@@ -45,6 +46,7 @@ void SetLimits(grpc::ServerBuilder* builder) {
   quota.Resize(kTransportMemory);
   builder->SetResourceQuota(quota);
   builder->AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMaxStreamsPerConnection);
+  builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, kMaxMetadata);
   builder->AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // two servers on one port is a mistake, not a wish
   // A long prefill sends nothing for a while. The server's own pings find dead clients within a minute; a client may
   // ping every ten seconds, also while nothing is in flight, without being taken for abusive.

@@ -45,10 +45,10 @@ absl::Status CheckListenPlan(const ListenPlan& plan) {
     return absl::InvalidArgumentError("--tls-client-ca needs --tls-cert and --tls-key");
   }
   if (IsLoopback(address) || plan.keys || plan.client_certificates || plan.insecure_listen) return absl::OkStatus();
-  return absl::FailedPreconditionError(
-      absl::StrCat("others can reach ", address,
-                   " and nothing says who they are: give --admin-key-file (bearer keys) or --tls-client-ca (client "
-                   "certificates), listen on 127.0.0.1, or say --insecure-listen if the network itself is safe"));
+  return absl::FailedPreconditionError(absl::StrCat(
+      "others can reach ", address,
+      " and nothing says who they are: give --admin-key-file (bearer keys) or --tls-client-ca (client "
+      "certificates), listen on loopback (127.0.0.1), or say --insecure-listen if the network itself is safe"));
 }
 
 }  // namespace stillhouse
