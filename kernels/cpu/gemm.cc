@@ -17,14 +17,14 @@ struct ScratchBlock {
   int64_t count = 0;
 };
 
-// Depth of one pass over a panel: the panel of one tile (depth · tile_cols floats) fits in half of a 32 KiB L1.
-constexpr int64_t kDepthBlock = 320;
-
 int64_t DepthBlock(int64_t depth, int64_t step) {
   const int64_t blocks = (depth + kDepthBlock - 1) / kDepthBlock;
   const int64_t even = (depth + std::max<int64_t>(blocks, 1) - 1) / std::max<int64_t>(blocks, 1);
   return (even + step - 1) / step * step;
 }
+
+// Floats of A that stay in L2 beside everything else.
+constexpr int64_t kSmallOperand = 32768;
 
 // Below this many rows of A a panel is not worth packing.
 constexpr int64_t kFewRows = 3;
@@ -82,15 +82,27 @@ void GemmPanels(const SimdTable& simd, int64_t m, int64_t n_begin, int64_t n_end
   tile.b_depth = simd.tile_cols;
   tile.c_row = ldc;
   tile.alpha = alpha;
-  for (int64_t k = 0; k < depth; k += block) {
+  const int64_t row_blocks = m * depth <= kSmallOperand ? 1 : (m + kRowBlock - 1) / kRowBlock;
+  const int64_t row_step = (m + row_blocks - 1) / row_blocks;
+  const auto run = [&](int64_t row, int64_t k, int64_t n) {
     tile.depth = std::min(block, depth - k);
-    tile.a = a + k * a_depth;
+    tile.a = a + row * a_row + k * a_depth;
     tile.accumulate = accumulate || k > 0;
+    tile.cols = std::min<int64_t>(simd.tile_cols, n_end - n);
+    tile.c = c + row * ldc + n;
+    b.Fill(simd, k, k + tile.depth, n, tile.cols, panel);
+    SweepRows(simd, std::min(row_step, m - row), tile);
+  };
+  if (m * depth <= kSmallOperand) {
+    // All of A stays in L2: B is read in the order in which it lies.
     for (int64_t n = n_begin; n < n_end; n += simd.tile_cols) {
-      tile.cols = std::min<int64_t>(simd.tile_cols, n_end - n);
-      b.Fill(simd, k, k + tile.depth, n, tile.cols, panel);
-      tile.c = c + n;
-      SweepRows(simd, m, tile);
+      for (int64_t k = 0; k < depth; k += block) run(0, k, n);
+    }
+    return;
+  }
+  for (int64_t row = 0; row < m; row += row_step) {
+    for (int64_t k = 0; k < depth; k += block) {
+      for (int64_t n = n_begin; n < n_end; n += simd.tile_cols) run(row, k, n);
     }
   }
 }

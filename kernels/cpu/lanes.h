@@ -137,6 +137,30 @@ STILLHOUSE_INLINE float ReduceAdd(F32 v) {
   return (v[0] + v[2]) + (v[1] + v[3]);
 #endif
 }
+STILLHOUSE_INLINE int32_t ReduceAdd(I32 v) {
+#if STILLHOUSE_LANES == 16
+  return _mm512_reduce_add_epi32((__m512i)v);
+#elif STILLHOUSE_LANES == 8
+  __m128i s = _mm_add_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+  s = _mm_add_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+#else
+  return (v[0] + v[2]) + (v[1] + v[3]);
+#endif
+}
+STILLHOUSE_INLINE int32_t ReduceMax(I32 v) {
+#if STILLHOUSE_LANES == 16
+  return _mm512_reduce_max_epi32((__m512i)v);
+#elif STILLHOUSE_LANES == 8
+  __m128i s = _mm_max_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+  s = _mm_max_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(s, _mm_shuffle_epi32(s, 0xb1)));
+#else
+  int32_t best = v[0];
+  for (int i = 1; i < kLanes; ++i) best = v[i] > best ? v[i] : best;
+  return best;
+#endif
+}
 STILLHOUSE_INLINE float ReduceMax(F32 v) {
   float best = v[0];
   for (int i = 1; i < kLanes; ++i) best = v[i] > best ? v[i] : best;

@@ -1,7 +1,6 @@
 #include "kernels/ops/matmul.h"
 
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include "kernels/cpu/cpu_kernels.h"
@@ -53,12 +52,12 @@ class StridedPanels final : public PanelSource {
       simd.pack_transposed(from, col_stride_, cols, k_end - k_begin, panel);
       return;
     }
+    if (col_stride_ == 1) {
+      simd.pack_rows(from, depth_stride_, cols, k_end - k_begin, panel);
+      return;
+    }
     for (int64_t k = k_begin; k < k_end; ++k, from += depth_stride_, panel += simd.tile_cols) {
-      if (col_stride_ == 1) {
-        std::memcpy(panel, from, static_cast<size_t>(cols) * sizeof(float));
-      } else {
-        for (int64_t j = 0; j < cols; ++j) panel[j] = from[j * col_stride_];
-      }
+      for (int64_t j = 0; j < cols; ++j) panel[j] = from[j * col_stride_];
       std::fill(panel + cols, panel + simd.tile_cols, 0.0f);
     }
   }
@@ -141,6 +140,9 @@ void DotWeightRows(Backend& backend, const Tensor& x, const Tensor& weight, cons
   });
 }
 
+// Rows of x up to which integer and byte dots beat decoding the weight into panels.
+constexpr int64_t kPackedDotRows = 12;
+
 // Few rows of x on a packed weight: nothing is decoded to memory.
 void DotPacked(Backend& backend, const Tensor& x, const PackedView& view, const float* bias, const Tensor& out) {
   const SimdTable& simd = SimdOf(backend);
@@ -148,14 +150,14 @@ void DotPacked(Backend& backend, const Tensor& x, const PackedView& view, const 
   PackedDot dot{.weight = MatrixOf(view), .rows = m, .x = x.f32(), .x_row = x.stride(0)};
   const int64_t blocks = dot.weight.blocks;
   if (dot.weight.format != PackedFormat::kBytes) {
-    float* scratch = ThreadScratch(ScratchSlot::kDigits, m * blocks * (kPackColumns + 4));
+    float* scratch = ThreadScratch(ScratchSlot::kDigits, m * blocks * (kPackColumns + 3));
     auto* digits = reinterpret_cast<int8_t*>(scratch);
     float* scales = scratch + m * blocks * kPackColumns;
     float* sums = scales + m * blocks;
     auto* offsets = reinterpret_cast<int32_t*>(sums + m * blocks);
     dot.digit_row = blocks * kPackColumns * 4;
     for (int64_t i = 0; i < m; ++i) {
-      simd.split_digits(dot.x + i * dot.x_row, blocks, digits + i * dot.digit_row, offsets + 2 * i * blocks,
+      simd.split_digits(dot.x + i * dot.x_row, blocks, digits + i * dot.digit_row, offsets + i * blocks,
                         scales + i * blocks, sums + i * blocks);
     }
     dot.digits = digits;
@@ -164,7 +166,7 @@ void DotPacked(Backend& backend, const Tensor& x, const PackedView& view, const 
     dot.sums = sums;
   }
   const int64_t units = (n + simd.lanes - 1) / simd.lanes;
-  // Four units at a time are fastest; four tasks a thread even out a disturbed core.
+  // Units are taken in pairs; four tasks a thread even out a disturbed core.
   const int64_t tasks = 4 * backend.threads().num_threads();
   const int64_t step = ((units + tasks - 1) / tasks + 3) / 4 * 4;
   backend.threads().ParallelFor((units + step - 1) / step, [&](int64_t task, int) {
@@ -265,17 +267,25 @@ void LinearGradInto(Backend& backend, const Tensor& dout, const Tensor& weight, 
   const SimdTable& simd = SimdOf(backend);
   const int64_t m = dx.dim(0), n = weight.dim(0), k = dx.dim(1);
   if (m == 0 || n == 0 || k == 0) return;
-  // Columns of dx that one task owns: whole blocks of the weight's type, decoded once. The decoded part stays in L2.
-  const int64_t width = std::max<int64_t>(BlockElements(weight.dtype()), 64);
-  constexpr int64_t kDepth = 256;
-  backend.threads().ParallelFor((k + width - 1) / width, [&](int64_t task, int) {
-    const int64_t k_begin = task * width, cols = std::min(width, k - k_begin);
-    float* rows = ThreadScratch(ScratchSlot::kOperand, kDepth * width);
-    for (int64_t n_begin = 0; n_begin < n; n_begin += kDepth) {
-      const int64_t depth = std::min(kDepth, n - n_begin);
-      DecodeRows(simd, weight, n_begin, n_begin + depth, k_begin, cols, rows, width);
-      GemmNN(simd, m, cols, depth, 1.0f, dout.f32() + n_begin, dout.stride(0), rows, width, dx.f32() + k_begin,
-             dx.stride(0), true);
+  // A task owns some columns (whole blocks of the weight's type) of some rows of dx. It decodes its columns of `depth`
+  // rows of the weight at a time, cuts them into panels one tile wide, and sweeps its rows over each.
+  const int64_t width = std::max<int64_t>({BlockElements(weight.dtype()), simd.tile_cols, 32});
+  const int64_t column_tasks = (k + width - 1) / width;
+  const int64_t row_tasks = (m + kRowBlock - 1) / kRowBlock, row_step = (m + row_tasks - 1) / row_tasks;
+  backend.threads().ParallelFor(column_tasks * row_tasks, [&](int64_t task, int) {
+    const int64_t k_begin = task % column_tasks * width, cols = std::min(width, k - k_begin);
+    const int64_t row_begin = task / column_tasks * row_step, rows = std::min(row_step, m - row_begin);
+    float* decoded = ThreadScratch(ScratchSlot::kOperand, kDepthBlock * width);
+    float* panel = ThreadScratch(ScratchSlot::kPanel, kDepthBlock * simd.tile_cols);
+    for (int64_t n_begin = 0; n_begin < n; n_begin += kDepthBlock) {
+      const int64_t depth = std::min(kDepthBlock, n - n_begin);
+      DecodeRows(simd, weight, n_begin, n_begin + depth, k_begin, cols, decoded, width);
+      for (int64_t at = 0; at < cols; at += simd.tile_cols) {
+        const int64_t tile_cols = std::min<int64_t>(simd.tile_cols, cols - at);
+        simd.pack_rows(decoded + at, width, tile_cols, depth, panel);
+        GemmNN(simd, rows, tile_cols, depth, 1.0f, dout.f32() + row_begin * dout.stride(0) + n_begin, dout.stride(0),
+               panel, simd.tile_cols, dx.f32() + row_begin * dx.stride(0) + k_begin + at, dx.stride(0), true);
+      }
     }
   });
 }

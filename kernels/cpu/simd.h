@@ -39,10 +39,9 @@ struct PackedMatrix {
   int64_t blocks;  // per row
 };
 
-// out[r, n] = Σ_k x[r, k] · weight[n, k] for 1 to kPackedDotRows rows of x. The nibble formats read x as integers
+// out[r, n] = Σ_k x[r, k] · weight[n, k] for few rows of x. The nibble formats read x as integers
 // (`digits` to `sums`, made by split_digits), the bytes as it is. A unit is `lanes` rows of the weight; out
 // points at the first row of unit_begin and has room for whole units.
-inline constexpr int64_t kPackedDotRows = 4;
 struct PackedDot {
   PackedMatrix weight;
   int64_t rows;
@@ -50,7 +49,7 @@ struct PackedDot {
   int64_t x_row;
   const int8_t* digits;
   int64_t digit_row;
-  const int32_t* offsets;  // [rows, blocks, 2]
+  const int32_t* offsets;  // [rows, blocks]
   const float* scales;     // [rows, blocks]
   const float* sums;       // [rows, blocks]
   float* out;
@@ -66,6 +65,8 @@ struct SimdTable {
   void (*gemm_tile)(const GemmTile& tile);
   // panel[k, j] = b[j, k] for j < cols ≤ tile_cols, rows of the panel are tile_cols long, missing columns are 0.
   void (*pack_transposed)(const float* b, int64_t b_row, int64_t cols, int64_t depth, float* panel);
+  // The same from b[k, j].
+  void (*pack_rows)(const float* b, int64_t b_row, int64_t cols, int64_t depth, float* panel);
   // out[i] = Σ_k a[i, k] · b[k] for i < rows.
   void (*dot_rows)(const float* a, int64_t a_row, int64_t rows, const float* b, int64_t depth, float* out);
   // Packed weights. int_dot: whether the nibble formats have their packed_dot.

@@ -51,18 +51,18 @@ static void GemmTileRows(const GemmTile& t) {
     b += t.b_depth;
   }
   const F32 alpha = Set1(t.alpha);
+  const bool accumulate = t.accumulate;
+  float* c = t.c;
+  const int64_t c_row = t.c_row;
 #pragma GCC unroll 16
-  for (int i = 0; i < kRows; ++i) {
-    float* c = t.c + i * t.c_row;
+  for (int i = 0; i < kRows; ++i, c += c_row) {
+    float* d = c + kLanes;
     if (kFull) {
-      Store(c, t.accumulate ? Fma(alpha, acc[i][0], Load(c)) : alpha * acc[i][0]);
-      Store(c + kLanes, t.accumulate ? Fma(alpha, acc[i][1], Load(c + kLanes)) : alpha * acc[i][1]);
+      Store(c, accumulate ? Fma(alpha, acc[i][0], Load(c)) : alpha * acc[i][0]);
+      Store(d, accumulate ? Fma(alpha, acc[i][1], Load(d)) : alpha * acc[i][1]);
     } else {
-      StoreN(c, t.accumulate ? Fma(alpha, acc[i][0], LoadN(c, n0)) : alpha * acc[i][0], n0);
-      if (n1 > 0) {
-        float* d = c + kLanes;
-        StoreN(d, t.accumulate ? Fma(alpha, acc[i][1], LoadN(d, n1)) : alpha * acc[i][1], n1);
-      }
+      StoreN(c, accumulate ? Fma(alpha, acc[i][0], LoadN(c, n0)) : alpha * acc[i][0], n0);
+      if (n1 > 0) StoreN(d, accumulate ? Fma(alpha, acc[i][1], LoadN(d, n1)) : alpha * acc[i][1], n1);
     }
   }
 }
@@ -149,6 +149,17 @@ static void PackTransposed(const float* b, int64_t b_row, int64_t cols, int64_t 
       for (int64_t k = 0; k < depth; ++k) panel[k * kTileCols + j] = b[j * b_row + k];
     } else {
       for (int64_t k = 0; k < depth; ++k) panel[k * kTileCols + j] = 0.0f;
+    }
+  }
+}
+
+static void PackRows(const float* b, int64_t b_row, int64_t cols, int64_t depth, float* panel) {
+  for (int64_t k = 0; k < depth; ++k, b += b_row, panel += kTileCols) {
+    if (cols == kTileCols) {
+      Store(panel, Load(b));
+      Store(panel + kLanes, Load(b + kLanes));
+    } else {
+      for (int64_t j = 0; j < kTileCols; ++j) panel[j] = j < cols ? b[j] : 0.0f;
     }
   }
 }

@@ -71,6 +71,15 @@ STILLHOUSE_INLINE F32 LoadRows8(Unit u, int64_t offset, int half) {
 #endif
 }
 
+// Asks for the lines of [p + begin, p + end) ahead of their use: the hardware follows a stream, but stops at every page
+// and loses it between bursts.
+STILLHOUSE_INLINE void Prefetch(const uint8_t* p, int64_t begin, int64_t end) {
+  for (int64_t at = begin; at < end; at += 64) __builtin_prefetch(p + at, 0, 2);
+}
+
+// How far ahead of the arithmetic a dot asks for a unit's bytes.
+constexpr int64_t kAhead = 1536;
+
 constexpr int kHeader4_0 = 16, kHeader4_1 = 32, kHeader8_0 = 16;
 
 // --- activations as integers ---------------------------------------------------------------------------------------
@@ -100,9 +109,9 @@ STILLHOUSE_INLINE I32 BytePlanes(I32 v) {
 #endif
 
 // Splits x into integers of 23 bits and a sign, per block of 32 with a power of two as scale: |error| ≤ 2^-23 of the
-// block's largest element, as exact as fp32 itself where it matters. An integer is three signed digits to base 256, each
-// fit for an 8-bit multiply: digit p of columns 4j..4j+3 of block b is the dword digits[(8b + j)·16 + 4p]. offsets[2b]
-// is 8 times the sum of the lowest digits of block b, offsets[2b + 1] of what is above them.
+// block's largest element, as exact as fp32 itself where it matters. An integer is three signed digits to base 256,
+// each fit for an 8-bit multiply: digit p of columns 4j..4j+3 of block b is the dword digits[(8b + j)·16 + 4p].
+// offsets[2b] is 8 times the sum of the lowest digits of block b, offsets[2b + 1] of what is above them.
 static void SplitDigits(const float* x, int64_t blocks, int8_t* digits, int32_t* offsets, float* scales, float* sums) {
 #if STILLHOUSE_INT_DOT
   for (int64_t b = 0; b < blocks; ++b, x += 32, digits += 128) {
@@ -114,13 +123,12 @@ static void SplitDigits(const float* x, int64_t blocks, int8_t* digits, int32_t*
       largest = magnitude > largest ? magnitude : largest;
       sum = sum + v;
     }
-    int32_t top = largest[0];
-    for (int l = 1; l < kLanes; ++l) top = largest[l] > top ? largest[l] : top;
+    const int32_t top = ReduceMax(largest);
     sums[b] = ReduceAdd(sum);
     if (top >= 0x7f800000) {
       // An infinity or a NaN: whatever depends on this block is NaN.
       memset(digits, 0, 128);
-      offsets[2 * b] = offsets[2 * b + 1] = 0;
+      offsets[b] = 0;
       scales[b] = __builtin_nanf("");
       continue;
     }
@@ -134,23 +142,15 @@ static void SplitDigits(const float* x, int64_t blocks, int8_t* digits, int32_t*
     memcpy(&down, &down_bits, 4);
     scales[b] = down;
     const F32 factor = Set1(up);
-    I32 low_sum = SetI1(0), high_sum = SetI1(0);
+    I32 total = SetI1(0);
     for (int i = 0; i < 32; i += kLanes) {
       // Adding 128 to each digit makes the digits plain bytes; flipping their top bits takes it away again.
       const I32 n = RoundToInt(Load(x + i) * factor);
-      const I32 low = (n << 24) >> 24;
-      low_sum += low;
-      high_sum += (n - low) >> 8;
+      total += n;
       const I32 planes = BytePlanes((n + 0x808080) ^ 0x808080);
       memcpy(digits + 4 * i, &planes, sizeof(planes));
     }
-    int32_t low_total = 0, high_total = 0;
-    for (int l = 0; l < kLanes; ++l) {
-      low_total += low_sum[l];
-      high_total += high_sum[l];
-    }
-    offsets[2 * b] = 8 * low_total;
-    offsets[2 * b + 1] = 8 * high_total;
+    offsets[b] = (int32_t)(8u * (uint32_t)ReduceAdd(total));
   }
 #else
   (void)offsets, (void)x, (void)blocks, (void)digits, (void)scales, (void)sums;
@@ -193,11 +193,21 @@ STILLHOUSE_INLINE Bytes Add16(Bytes a, Bytes b) { return _mm_add_epi16(a, b); }
 STILLHOUSE_INLINE I32 SumPairs(Bytes a, int16_t factor) { return (I32)_mm_madd_epi16(a, _mm_set1_epi16(factor)); }
 #endif
 
+// Keeps a running sum in its register: without it the compiler reorders the integer sums of a whole block into a tree,
+// and spills the leaves.
+STILLHOUSE_INLINE void Pin(Bytes& v) {
+#if STILLHOUSE_LANES >= 8
+  asm("" : "+v"(v));
+#else
+  asm("" : "+x"(v));
+#endif
+}
+
 // Nibbles are bytes 0..15 and digits −128..127: eight sums of two products stay within 16 bits (30720), so a block is
-// summed in 16 bits per digit, and turned into floats once. The block's value is d·Σ(q−8)x + (m+8d)·Σx with the first
+// summed in 16 bits per digit, and turned into a float once. The block's value is d·Σ(q−8)x + (m+8d)·Σx with the first
 // sum exact: taking the 8 away in floats would cancel, and cost digits where a large x meets a small weight.
 template <int kUnits, int kRows, bool kHasMin>
-STILLHOUSE_INLINE void DotNibbles(const PackedDot& d, int64_t unit0, float* to) {
+STILLHOUSE_INLINE void DotNibbles(const PackedDot& d, int64_t unit0, int64_t row0, float* to) {
   constexpr int kHeader = kHasMin ? kHeader4_1 : kHeader4_0;
   const PackedMatrix& w = d.weight;
   Unit units[kUnits];
@@ -208,25 +218,33 @@ STILLHOUSE_INLINE void DotNibbles(const PackedDot& d, int64_t unit0, float* to) 
     half[u] = HalfOf(unit0 + u);
     for (int r = 0; r < kRows; ++r) out[u][r] = Zero();
   }
+  const int8_t* digits = d.digits + row0 * d.digit_row;
   int64_t offset = 0;
-  for (int64_t b = 0; b < w.blocks; ++b, offset += w.block_bytes) {
+  for (int64_t b = 0; b < w.blocks; ++b, offset += w.block_bytes, digits += 128) {
     Bytes sums[kUnits][kRows][3];
+    if (row0 == 0) {
+      for (int u = 0; u < kUnits; ++u) Prefetch(units[u].p, offset + kAhead, offset + kAhead + w.block_bytes);
+    }
+    // Low nibbles (columns 0..15), then high ones: one at a time leaves more registers to the sums.
+#pragma GCC unroll 2
+    for (int part = 0; part < 2; ++part) {
 #pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-      I32 low[kUnits], high[kUnits];
-      for (int u = 0; u < kUnits; ++u) {
-        const I32 v = LoadRows32(units[u], offset + kHeader + 32 * j, half[u]);
-        low[u] = v & 0x0f0f0f0f;
-        high[u] = (v >> 4) & 0x0f0f0f0f;
-      }
-      for (int r = 0; r < kRows; ++r) {
-        const int8_t* digits = d.digits + r * d.digit_row + b * 128 + 16 * j;
+      for (int j = 0; j < 4; ++j) {
+        I32 q[kUnits];
+        for (int u = 0; u < kUnits; ++u) {
+          const I32 v = LoadRows32(units[u], offset + kHeader + 32 * j, half[u]);
+          q[u] = (part == 0 ? v : v >> 4) & 0x0f0f0f0f;
+        }
+        for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 3
-        for (int p = 0; p < 3; ++p) {
-          const Bytes x0 = Broadcast32(digits + 4 * p), x1 = Broadcast32(digits + 64 + 4 * p);
-          for (int u = 0; u < kUnits; ++u) {
-            const Bytes product = Add16(MulPairs((Bytes)low[u], x0), MulPairs((Bytes)high[u], x1));
-            sums[u][r][p] = j == 0 ? product : Add16(sums[u][r][p], product);
+          for (int p = 0; p < 3; ++p) {
+            const Bytes x = Broadcast32(digits + r * d.digit_row + 64 * part + 16 * j + 4 * p);
+            for (int u = 0; u < kUnits; ++u) {
+              Bytes& sum = sums[u][r][p];
+              const Bytes product = MulPairs((Bytes)q[u], x);
+              sum = part == 0 && j == 0 ? product : Add16(sum, product);
+              Pin(sum);
+            }
           }
         }
       }
@@ -235,24 +253,25 @@ STILLHOUSE_INLINE void DotNibbles(const PackedDot& d, int64_t unit0, float* to) 
       const F32 scale = LoadScales(units[u], offset, 0, half[u]);
       const F32 min = kHasMin ? Fma(scale, Set1(8.0f), LoadScales(units[u], offset, 1, half[u])) : Zero();
       for (int r = 0; r < kRows; ++r) {
-        const int64_t at = r * w.blocks + b;
-        const I32 lower = SumPairs(sums[u][r][0], 1) - d.offsets[2 * at];
-        const I32 upper = SumPairs(sums[u][r][2], 256) + SumPairs(sums[u][r][1], 1) - d.offsets[2 * at + 1];
-        const F32 total = Fma(ToFloat(upper), Set1(256.0f), ToFloat(lower));
-        out[u][r] = Fma(total, scale * Set1(d.scales[at]), out[u][r]);
+        // Σ(q−8)x < 2^31 though its parts are not: they wrap, the result is right.
+        const int64_t at = (row0 + r) * w.blocks + b;
+        I32 total = (SumPairs(sums[u][r][2], 256) + SumPairs(sums[u][r][1], 1)) << 8;
+        total = total + SumPairs(sums[u][r][0], 1) - d.offsets[at];
+        out[u][r] = Fma(ToFloat(total), scale * Set1(d.scales[at]), out[u][r]);
         if (kHasMin) out[u][r] = Fma(min, Set1(d.sums[at]), out[u][r]);
       }
     }
   }
   for (int u = 0; u < kUnits; ++u) {
-    for (int r = 0; r < kRows; ++r) Store(to + r * d.out_row + u * kLanes, out[u][r]);
+    for (int r = 0; r < kRows; ++r) Store(to + (row0 + r) * d.out_row + u * kLanes, out[u][r]);
   }
 }
 #endif
 
-// Two sums per row and unit hide the latency of the multiply-add.
+// Eight sums or more hide the latency of the multiply-add: where there are fewer, odd columns have sums of their own.
 template <int kUnits, int kRows>
-STILLHOUSE_INLINE void DotBytes(const PackedDot& d, int64_t unit0, float* to) {
+STILLHOUSE_INLINE void DotBytes(const PackedDot& d, int64_t unit0, int64_t row0, float* to) {
+  constexpr int kParts = kUnits * kRows < 8 ? 2 : 1;
   const PackedMatrix& w = d.weight;
   Unit units[kUnits];
   int half[kUnits];
@@ -262,15 +281,21 @@ STILLHOUSE_INLINE void DotBytes(const PackedDot& d, int64_t unit0, float* to) {
     half[u] = HalfOf(unit0 + u);
     for (int r = 0; r < kRows; ++r) out[u][r] = Zero();
   }
+  const float* x = d.x + row0 * d.x_row;
   int64_t offset = 0;
-  for (int64_t b = 0; b < w.blocks; ++b, offset += w.block_bytes) {
-    F32 sums[kUnits][kRows][2];
-    for (int u = 0; u < kUnits; ++u) {
-      for (int r = 0; r < kRows; ++r) sums[u][r][0] = sums[u][r][1] = Zero();
+  for (int64_t b = 0; b < w.blocks; ++b, offset += w.block_bytes, x += 32) {
+    F32 sums[kUnits][kRows][kParts];
+    if (row0 == 0) {
+      for (int u = 0; u < kUnits; ++u) Prefetch(units[u].p, offset + kAhead, offset + kAhead + w.block_bytes);
     }
-    const float* x = d.x + 32 * b;
-#pragma GCC unroll 4
+    for (int u = 0; u < kUnits; ++u) {
+      for (int r = 0; r < kRows; ++r) {
+        for (int part = 0; part < kParts; ++part) sums[u][r][part] = Zero();
+      }
+    }
+#pragma GCC unroll 2
     for (int k = 0; k < 32; k += 2) {
+#pragma GCC unroll 2
       for (int odd = 0; odd < 2; ++odd) {
         F32 values[kUnits];
         for (int u = 0; u < kUnits; ++u) {
@@ -278,32 +303,38 @@ STILLHOUSE_INLINE void DotBytes(const PackedDot& d, int64_t unit0, float* to) {
         }
         for (int r = 0; r < kRows; ++r) {
           const F32 a = Set1(x[r * d.x_row + k + odd]);
-          for (int u = 0; u < kUnits; ++u) sums[u][r][odd] = Fma(values[u], a, sums[u][r][odd]);
+          for (int u = 0; u < kUnits; ++u) {
+            F32& sum = sums[u][r][odd % kParts];
+            sum = Fma(values[u], a, sum);
+          }
         }
       }
     }
     for (int u = 0; u < kUnits; ++u) {
       const F32 scale = LoadScales(units[u], offset, 0, half[u]);
-      for (int r = 0; r < kRows; ++r) out[u][r] = Fma(sums[u][r][0] + sums[u][r][1], scale, out[u][r]);
+      for (int r = 0; r < kRows; ++r) {
+        const F32 sum = kParts == 2 ? sums[u][r][0] + sums[u][r][kParts - 1] : sums[u][r][0];
+        out[u][r] = Fma(sum, scale, out[u][r]);
+      }
     }
   }
   for (int u = 0; u < kUnits; ++u) {
-    for (int r = 0; r < kRows; ++r) Store(to + r * d.out_row + u * kLanes, out[u][r]);
+    for (int r = 0; r < kRows; ++r) Store(to + (row0 + r) * d.out_row + u * kLanes, out[u][r]);
   }
 }
 
 template <int kUnits, int kRows>
-static void DotUnits(const PackedDot& d, int64_t unit, float* to) {
+static void DotUnits(const PackedDot& d, int64_t unit, int64_t row, float* to) {
   switch (d.weight.format) {
     case PackedFormat::kBytes:
-      DotBytes<kUnits, kRows>(d, unit, to);
+      DotBytes<kUnits, kRows>(d, unit, row, to);
       return;
 #if STILLHOUSE_INT_DOT
     case PackedFormat::kNibbles:
-      DotNibbles<kUnits, kRows, false>(d, unit, to);
+      DotNibbles<kUnits, kRows, false>(d, unit, row, to);
       return;
     case PackedFormat::kNibblesMin:
-      DotNibbles<kUnits, kRows, true>(d, unit, to);
+      DotNibbles<kUnits, kRows, true>(d, unit, row, to);
       return;
 #endif
     default:
@@ -311,32 +342,22 @@ static void DotUnits(const PackedDot& d, int64_t unit, float* to) {
   }
 }
 
-// Units in pairs (four at a time for one row of x), so that each load of x serves several.
-template <int kRows>
-static void DotRange(const PackedDot& d, int64_t begin, int64_t end) {
-  constexpr int kWide = kRows == 1 ? 4 : 2;
-  int64_t unit = begin;
-  for (; unit + kWide <= end; unit += kWide) DotUnits<kWide, kRows>(d, unit, d.out + (unit - begin) * kLanes);
-  for (; unit < end; ++unit) DotUnits<1, kRows>(d, unit, d.out + (unit - begin) * kLanes);
+// All rows of x on some units: those units' bytes stay in L1 between the passes. Two rows by two units is what the
+// registers hold of nibbles (three sums each); bytes take four rows.
+template <int kUnits>
+static void DotAllRows(const PackedDot& d, int64_t unit, float* to) {
+  int64_t row = 0;
+  if (d.weight.format == PackedFormat::kBytes) {
+    for (; row + 4 <= d.rows; row += 4) DotUnits<kUnits, 4>(d, unit, row, to);
+  }
+  for (; row + 2 <= d.rows; row += 2) DotUnits<kUnits, 2>(d, unit, row, to);
+  if (row < d.rows) DotUnits<kUnits, 1>(d, unit, row, to);
 }
 
 static void RunPackedDot(const PackedDot& d, int64_t unit_begin, int64_t unit_end) {
-  switch (d.rows) {
-    case 1:
-      DotRange<1>(d, unit_begin, unit_end);
-      break;
-    case 2:
-      DotRange<2>(d, unit_begin, unit_end);
-      break;
-    case 3:
-      DotRange<3>(d, unit_begin, unit_end);
-      break;
-    case 4:
-      DotRange<4>(d, unit_begin, unit_end);
-      break;
-    default:
-      __builtin_trap();
-  }
+  int64_t unit = unit_begin;
+  for (; unit + 2 <= unit_end; unit += 2) DotAllRows<2>(d, unit, d.out + (unit - unit_begin) * kLanes);
+  if (unit < unit_end) DotAllRows<1>(d, unit, d.out + (unit - unit_begin) * kLanes);
 }
 
 // --- panels --------------------------------------------------------------------------------------------------------
@@ -371,6 +392,9 @@ static void UnpackPanel(const PackedMatrix& w, int64_t tile, int64_t block_begin
     }
     const Unit unit = UnitAt(w, unit_index);
     const int half = HalfOf(unit_index);
+    // The next tile's bytes arrive while this one's panel is multiplied.
+    const int64_t ahead = 2 * kLanes / 8 * w.group_bytes;
+    Prefetch(unit.p, ahead + block_begin * w.block_bytes, ahead + block_end * w.block_bytes);
     for (int64_t b = block_begin; b < block_end; ++b, out += 32 * kTileCols) {
       UnpackBlock(w.format, unit, half, b * w.block_bytes, out, kTileCols);
     }

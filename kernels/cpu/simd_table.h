@@ -20,6 +20,7 @@ constexpr SimdTable MakeTable(const char* name) {
       .tile_cols = kTileCols,
       .gemm_tile = RunGemmTile,
       .pack_transposed = PackTransposed,
+      .pack_rows = PackRows,
       .dot_rows = DotRows,
       .int_dot = STILLHOUSE_INT_DOT,
       .split_digits = SplitDigits,
