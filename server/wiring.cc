@@ -6,6 +6,7 @@
 #include <sstream>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/time/clock.h"
 #include "cache_store/store.h"
 #include "kernels/base/logging.h"
@@ -109,7 +110,7 @@ void FillModelFacts(const Weights& weights, ServerFacts* facts) {
   for (const auto& [name, elements] : by_type) {
     if (elements > most) {
       most = elements;
-      facts->quantisation = name;
+      facts->quantisation = absl::AsciiStrToUpper(name);
     }
   }
   facts->weight_bytes = weights.bytes();

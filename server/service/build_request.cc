@@ -9,9 +9,11 @@
 namespace stillhouse {
 namespace {
 
+constexpr int kMaxSeedKinds = 1000;
 constexpr int kMaxQuestions = 10000;
 constexpr int kMaxEvaluationQuestions = 1000;
 constexpr size_t kMaxQuestionBytes = 4096;
+constexpr size_t kMaxAnswerBytes = 64 << 10;
 
 absl::StatusOr<BuildMethod> ParseMethod(v1::Method method) {
   switch (method) {
@@ -67,13 +69,14 @@ absl::StatusOr<SeedKind> ParseSeedKind(int kind) {
 }
 
 template <typename Strings>
-absl::Status CopyTexts(std::string_view field, const Strings& texts, int max_count, std::vector<std::string>* out) {
+absl::Status CopyTexts(std::string_view field, const Strings& texts, int max_count, size_t max_bytes,
+                       std::vector<std::string>* out) {
   if (texts.size() > max_count) {
     return BadField(field, StrCat("has ", texts.size(), " entries; at most ", max_count, " are allowed"));
   }
   for (const std::string& text : texts) {
     if (text.empty()) return BadField(field, "holds an empty text");
-    STILLHOUSE_RETURN_IF_ERROR(CheckTextField(field, text, kMaxQuestionBytes));
+    STILLHOUSE_RETURN_IF_ERROR(CheckTextField(field, text, max_bytes));
     out->push_back(text);
   }
   return absl::OkStatus();
@@ -87,17 +90,17 @@ absl::Status ParseSelfStudy(const v1::SelfStudyOptions& in, SelfStudySpec* out) 
   if (in.has_min_chunk_tokens()) out->min_chunk_tokens = in.min_chunk_tokens();
   if (in.has_max_chunk_tokens()) out->max_chunk_tokens = in.max_chunk_tokens();
   if (in.has_top_logprobs()) out->top_logprobs = in.top_logprobs();
+  if (in.seed_kinds_size() > kMaxSeedKinds) {
+    return BadField("self_study.seed_kinds", StrCat("has ", in.seed_kinds_size(), " entries; at most ", kMaxSeedKinds));
+  }
   if (in.seed_kinds_size() > 0) {
     out->seed_kinds.clear();
     for (int kind : in.seed_kinds()) {
       STILLHOUSE_ASSIGN_OR_RETURN(const SeedKind parsed, ParseSeedKind(kind));
-      for (SeedKind known : out->seed_kinds) {
-        if (known == parsed) return BadField("self_study.seed_kinds", "names a kind twice");
-      }
       out->seed_kinds.push_back(parsed);
     }
   }
-  return CopyTexts("self_study.questions", in.questions(), kMaxQuestions, &out->questions);
+  return CopyTexts("self_study.questions", in.questions(), kMaxQuestions, kMaxQuestionBytes, &out->questions);
 }
 
 absl::Status ParseTraining(const v1::TrainingOptions& in, TrainingSpec* out) {
@@ -156,8 +159,9 @@ absl::Status ParseTraining(const v1::TrainingOptions& in, TrainingSpec* out) {
 
 absl::Status ParseEvaluation(const v1::EvaluationOptions& in, EvaluationSpec* out) {
   STILLHOUSE_RETURN_IF_ERROR(
-      CopyTexts("evaluation.questions", in.questions(), kMaxEvaluationQuestions, &out->questions));
-  STILLHOUSE_RETURN_IF_ERROR(CopyTexts("evaluation.answers", in.answers(), kMaxEvaluationQuestions, &out->answers));
+      CopyTexts("evaluation.questions", in.questions(), kMaxEvaluationQuestions, kMaxQuestionBytes, &out->questions));
+  STILLHOUSE_RETURN_IF_ERROR(
+      CopyTexts("evaluation.answers", in.answers(), kMaxEvaluationQuestions, kMaxAnswerBytes, &out->answers));
   if (!out->answers.empty() && out->answers.size() != out->questions.size()) {
     return BadField("evaluation.answers", StrCat("has ", out->answers.size(), " entries for ", out->questions.size(),
                                                  " questions; send one each, or none"));

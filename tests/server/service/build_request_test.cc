@@ -103,8 +103,7 @@ TEST(BuildRequestTest, NonsenseIsRefused) {
   EXPECT_TRUE(refused([](auto* r) { r->set_etag("x"); }));
   EXPECT_TRUE(refused([](auto* r) { r->mutable_self_study()->add_seed_kinds(static_cast<v1::SeedKind>(9)); }));
   EXPECT_TRUE(refused([](auto* r) {
-    r->mutable_self_study()->add_seed_kinds(v1::QUESTION);
-    r->mutable_self_study()->add_seed_kinds(v1::QUESTION);
+    for (int i = 0; i < 1001; ++i) r->mutable_self_study()->add_seed_kinds(v1::QUESTION);
   }));
   EXPECT_TRUE(refused([](auto* r) { r->mutable_evaluation()->add_questions(""); }));
   EXPECT_TRUE(refused([](auto* r) { r->mutable_evaluation()->add_questions(std::string(4097, 'x')); }));
