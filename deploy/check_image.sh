@@ -38,7 +38,8 @@ finish() {
     [ -z "$container" ] || docker rm -f "$container" >/dev/null 2>&1 || true
     [ "$keep" = true ] || docker rmi "$tag" >/dev/null 2>&1 || true
   else
-    [ -z "$runner" ] || { kill "$runner" 2>/dev/null; wait "$runner" 2>/dev/null; } || true
+    # The whole group: buildah does not pass signals on.
+    [ -z "$runner" ] || { kill -- "-$runner" 2>/dev/null; wait "$runner" 2>/dev/null; } || true
     [ -z "$container" ] || buildah rm "$container" >/dev/null 2>&1 || true
     [ "$keep" = true ] || buildah rmi "$tag" >/dev/null 2>&1 || true
   fi
@@ -54,7 +55,7 @@ if [ "$engine" = docker ]; then
   inside() { docker exec "$container" "$@"; }
   docker build -t "$tag" ${JOBS:+--build-arg JOBS=$JOBS} .
   container=$(docker run -d -v "$work/models:/models:ro" -v "$work/document.txt:/document.txt:ro" "$tag" --insecure-listen)
-  size=$(docker image inspect --format '{{.Size}}' "$tag")
+  size=$(docker images --format '{{.Size}}' "$tag")
 else
   logs() { [ ! -e "$work/server.log" ] || cat "$work/server.log"; }
   command -v buildah >/dev/null || {
@@ -67,17 +68,18 @@ else
   fi
   buildah bud --pull-never --network host -t "$tag" ${JOBS:+--build-arg JOBS=$JOBS} .
   container=$(buildah from --pull-never "$tag")
-  size=$(buildah inspect --type image --format '{{.Docker.Size}}' "$tag" 2>/dev/null || echo 0)
+  size=$(buildah images --format '{{.Size}}' "$tag")
   # What the image says it runs, with the arguments that a user would give.
   read -r -a entrypoint <<<"$(buildah inspect --format '{{join .OCIv1.Config.Entrypoint " "}}' "$container" 2>/dev/null ||
     buildah inspect --format '{{.OCIv1.Config.Entrypoint}}' "$container" | tr -d '[]')"
   mounts=(-v "$work/models:/models:ro" -v "$work/document.txt:/document.txt:ro")
-  inside() { buildah run --network host "${mounts[@]}" "$container" -- "$@"; }
-  buildah run --network host "${mounts[@]}" "$container" -- "${entrypoint[@]}" --insecure-listen >"$work/server.log" 2>&1 &
+  inside() { buildah run --network host "${mounts[@]}" "$container" -- "$@" </dev/null; }
+  setsid buildah run --network host "${mounts[@]}" "$container" -- "${entrypoint[@]}" --insecure-listen \
+    >"$work/server.log" 2>&1 &
   runner=$!
 fi
 echo "built in $((SECONDS - began)) s"
-[ "${size:-0}" -le 0 ] || echo "image: $((size / 1000000)) MB"
+echo "image: $size"
 
 user=$(inside id -u)
 [ "$user" != 0 ] || { echo "check_image.sh: the image runs as root" >&2; exit 1; }
@@ -93,7 +95,7 @@ done
 echo "healthy"
 
 inside stillhouse --quiet corpus upload --id harbour /document.txt
-inside stillhouse --quiet cache build harbour --id memory --method attention-matching --ratio 2 --no-report
+inside stillhouse --quiet cache build harbour --id memory --method attention-matching --ratio 2 --conversations 8 --no-report
 answer=$(inside stillhouse --quiet ask --cache harbour/memory --max-tokens 32 "What is the tallest crane called?")
 echo "answer: $answer"
 [ -n "$answer" ] || { echo "check_image.sh: no answer" >&2; exit 1; }
