@@ -1,6 +1,7 @@
 #include "kernels/base/thread_pool.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/base/logging.h"
 
@@ -9,6 +10,9 @@ namespace {
 
 // About 20 microseconds: longer than the gap between two ops of a step, shorter than anyone notices.
 constexpr int kSpins = 4000;
+
+constexpr uint64_t kOpen = uint64_t{1} << 15;
+constexpr uint64_t kLoop = uint64_t{1} << 16;
 
 thread_local const ThreadPool* t_inside = nullptr;
 
@@ -26,10 +30,11 @@ ThreadPool::ThreadPool(int num_threads) {
 }
 
 ThreadPool::~ThreadPool() {
+  stop_.store(true);
+  state_.fetch_add(kLoop);
   {
+    // A worker that is about to sleep holds the lock from its last look at the state until it waits.
     std::lock_guard<std::mutex> lock(mutex_);
-    stop_.store(true);
-    generation_.fetch_add(1);
   }
   wake_.notify_all();
   for (std::thread& worker : workers_) worker.join();
@@ -38,27 +43,33 @@ ThreadPool::~ThreadPool() {
 void ThreadPool::WorkerLoop(int thread) {
   uint64_t seen = 0;
   while (true) {
-    int spins = 0;
-    while (generation_.load(std::memory_order_acquire) == seen && spins < kSpins) {
+    uint64_t state = state_.load(std::memory_order_acquire);
+    for (int spins = 0; state / kLoop == seen && spins < kSpins; ++spins) {
       CpuRelax();
-      ++spins;
+      state = state_.load(std::memory_order_acquire);
     }
-    if (generation_.load(std::memory_order_acquire) == seen) {
+    if (state / kLoop == seen) {
       std::unique_lock<std::mutex> lock(mutex_);
       sleeping_.fetch_add(1);
-      wake_.wait(lock, [&] { return generation_.load(std::memory_order_acquire) != seen; });
+      wake_.wait(lock, [&] { return state_.load() / kLoop != seen; });
       sleeping_.fetch_sub(1);
+      state = state_.load(std::memory_order_acquire);
     }
-    seen = generation_.load(std::memory_order_acquire);
     if (stop_.load()) return;
-    RunTasks(thread);
-    busy_.fetch_sub(1, std::memory_order_acq_rel);
+    seen = state / kLoop;
+    // Joins the loop that was seen, if it is still open.
+    while ((state & kOpen) && state / kLoop == seen) {
+      if (state_.compare_exchange_weak(state, state + 1, std::memory_order_acq_rel)) {
+        RunTasks(thread);
+        state_.fetch_sub(1, std::memory_order_release);
+        break;
+      }
+    }
   }
 }
 
 void ThreadPool::RunTasks(int thread) {
-  const ThreadPool* outer = t_inside;
-  t_inside = this;
+  const ThreadPool* outer = std::exchange(t_inside, this);
   while (true) {
     const int64_t task = next_.fetch_add(1, std::memory_order_relaxed);
     if (task >= tasks_) break;
@@ -73,22 +84,25 @@ void ThreadPool::ParallelFor(int64_t tasks, const std::function<void(int64_t, in
   if (workers_.empty() || tasks == 1) {
     // Serial, but still exclusive, so that thread index 0 is never used by two callers at once.
     std::lock_guard<std::mutex> exclusive(callers_);
+    const ThreadPool* outer = std::exchange(t_inside, this);
     for (int64_t task = 0; task < tasks; ++task) body(task, 0);
+    t_inside = outer;
     return;
   }
   std::lock_guard<std::mutex> exclusive(callers_);
+  // Nobody is in the last loop any more: its caller waited for them.
   body_ = &body;
   tasks_ = tasks;
   next_.store(0, std::memory_order_relaxed);
-  busy_.store(static_cast<int>(workers_.size()), std::memory_order_relaxed);
-  {
-    // The lock orders the increment against a worker that is about to sleep.
-    std::lock_guard<std::mutex> lock(mutex_);
-    generation_.fetch_add(1, std::memory_order_release);
+  // Sequentially consistent with `sleeping_`: either this thread sees the sleeper, or the sleeper sees the new state.
+  state_.store((state_.load(std::memory_order_relaxed) / kLoop + 1) * kLoop + kOpen);
+  if (sleeping_.load() > 0) {
+    { std::lock_guard<std::mutex> lock(mutex_); }
+    wake_.notify_all();
   }
-  if (sleeping_.load() > 0) wake_.notify_all();
   RunTasks(0);
-  for (int spins = 0; busy_.load(std::memory_order_acquire) != 0; ++spins) {
+  state_.fetch_sub(kOpen, std::memory_order_acq_rel);
+  for (int spins = 0; state_.load(std::memory_order_acquire) % kLoop != 0; ++spins) {
     if (spins < kSpins) {
       CpuRelax();
     } else {

@@ -14,7 +14,8 @@ namespace stillhouse {
 
 // Runs loops over `num_threads()` threads, of which the caller is one. One loop at a time: callers on different threads
 // wait for each other. A loop body must not start another loop of the same pool (checked). Workers spin for a few
-// microseconds between loops, then sleep: a decode step is a few hundred short loops in a row.
+// microseconds between loops, then sleep: a decode step is a few hundred short loops in a row. A loop never waits for a
+// worker that has not joined it: on a busy machine the caller does the work itself.
 class ThreadPool {
  public:
   explicit ThreadPool(int num_threads);
@@ -38,16 +39,16 @@ class ThreadPool {
 
   std::vector<std::thread> workers_;
   std::mutex callers_;  // held for the length of one loop
-  std::mutex mutex_;
+  std::mutex mutex_;    // only to sleep and to wake
   std::condition_variable wake_;
-  std::atomic<uint64_t> generation_{0};
-  std::atomic<bool> stop_{false};
   std::atomic<int> sleeping_{0};
-  // The loop in progress.
+  std::atomic<bool> stop_{false};
+  // The loop in progress: written by its caller before it opens the loop, read by those who joined it.
   const std::function<void(int64_t, int)>* body_ = nullptr;
   int64_t tasks_ = 0;
-  std::atomic<int64_t> next_{0};
-  std::atomic<int> busy_{0};
+  // Number of the loop, whether it is open to workers, and how many are in it: kLoop · number + kOpen + joined.
+  alignas(64) std::atomic<uint64_t> state_{0};
+  alignas(64) std::atomic<int64_t> next_{0};
 };
 
 }  // namespace stillhouse

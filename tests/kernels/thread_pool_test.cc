@@ -66,8 +66,18 @@ TEST(ThreadPool, CallersOnDifferentThreadsWaitForEachOther) {
   EXPECT_EQ(std::accumulate(per_thread.begin(), per_thread.end(), int64_t{0}), 4 * 200 * 6);
 }
 
+// A pool may be used inside the loop of another.
+TEST(ThreadPool, PoolsNest) {
+  ThreadPool outer(2), inner(2);
+  std::atomic<int> count{0};
+  outer.ParallelFor(3, [&](int64_t, int) { inner.ParallelFor(5, [&](int64_t, int) { ++count; }); });
+  EXPECT_EQ(count.load(), 15);
+}
+
 TEST(ThreadPoolDeathTest, ALoopInsideALoopIsABug) {
   ThreadPool pool(2);
+  EXPECT_DEATH(pool.ParallelFor(1, [&](int64_t, int) { pool.ParallelFor(1, [](int64_t, int) {}); }),
+               "may not start another loop");
   EXPECT_DEATH(pool.ParallelFor(2, [&](int64_t, int) { pool.ParallelFor(2, [](int64_t, int) {}); }),
                "may not start another loop");
 }
