@@ -271,11 +271,11 @@ BuildSpec DefaultBuildSpec(BuildMethod method, BuildProfile profile) {
 
   SelfStudySpec& study = spec.self_study;
   TrainingSpec& training = spec.training;
-  study.temperature = 0.8;
+  study.temperature = 0.6;
   // Drawn uniformly: plain questions teach the most, the others keep the memory general.
   study.seed_kinds.assign(6, SeedKind::kQuestion);
-  study.seed_kinds.insert(study.seed_kinds.end(),
-                          {SeedKind::kStructuring, SeedKind::kSummarisation, SeedKind::kUseCase, SeedKind::kCreative});
+  study.seed_kinds.insert(study.seed_kinds.end(), {SeedKind::kStructuring, SeedKind::kSummarisation,
+                                                   SeedKind::kUseCase, SeedKind::kCreative});
   study.min_chunk_tokens = 96;
   study.max_chunk_tokens = 224;
   study.max_question_tokens = 32;
@@ -284,28 +284,31 @@ BuildSpec DefaultBuildSpec(BuildMethod method, BuildProfile profile) {
   training.learning_rate = 1e-2;
   switch (profile) {
     case BuildProfile::kQuick:
-      study.conversations = 150;
+      study.conversations = 100;
       training.rows_per_step = 2;
-      training.steps = 170;
-      training.max_training_tokens = 30000;
-      training.evaluate_every = 85;
+      training.steps = 90;
+      training.max_training_tokens = 14000;
+      training.validation_fraction = 0.15;
+      training.evaluate_every = 45;
       spec.matching.queries = 2048;
       break;
     case BuildProfile::kStandard:
-      study.conversations = 400;
+      study.conversations = 480;
       training.rows_per_step = 2;
       training.steps = 370;
       training.max_training_tokens = 60000;
-      training.evaluate_every = 74;
+      training.validation_fraction = 0.05;
+      training.evaluate_every = 93;
       spec.matching.queries = 4096;
       break;
     case BuildProfile::kThorough:
-      study.conversations = 1900;
-      training.rows_per_step = 16;
-      training.steps = 300;
-      training.max_training_tokens = 600000;
-      training.evaluate_every = 60;
-      spec.matching.queries = 4096;
+      study.conversations = 900;
+      training.rows_per_step = 12;
+      training.steps = 260;
+      training.max_training_tokens = 260000;
+      training.validation_fraction = 0.04;
+      training.evaluate_every = 65;
+      spec.matching.queries = 8192;
       break;
   }
   // Attention matching alone needs conversations for its queries and for the report only.

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "kernels/base/status.h"
+#include "kernels/base/strings.h"
 #include "server/corpus/seeds.h"
 #include "server/token/utf8.h"
 #include "server/train/scorer.h"
@@ -15,6 +16,9 @@ constexpr size_t kShortestQuestion = 9, kLongestQuestion = 199;  // bytes
 // Rounds of drafts: each asks for what is still missing, so that a document with little to ask about ends.
 constexpr int kMostRounds = 4;
 constexpr int64_t kDraftsPerChunk = 8;  // of one round, before another cut of the document is made
+
+// Words before a question that hold it to the text; they are not part of it.
+constexpr std::string_view kAnchor = "Using the text above, answer this question about it: ";
 
 struct Draft {
   TokenRange chunk;
@@ -68,7 +72,8 @@ absl::Status RunDrafts(const BuildRuntime& runtime, const SelfStudySpec& spec, c
         GenerationJob job;
         job.memory = memory;
         // The user's turn, not ended: the model goes on with it.
-        STILLHOUSE_ASSIGN_OR_RETURN(job.prompt, runtime.chat->EncodeTurn("user", draft.seed.lead));
+        STILLHOUSE_ASSIGN_OR_RETURN(job.prompt,
+                                    runtime.chat->EncodeTurn("user", StrCat(kAnchor, draft.seed.lead)));
         job.prompt.resize(job.prompt.size() - document.footer.size());
         job.sampling.temperature = static_cast<float>(spec.temperature);
         job.sampling.seed = draft.sampling_seed;

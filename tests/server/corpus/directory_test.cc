@@ -1,0 +1,220 @@
+#include "server/corpus/directory.h"
+
+#include <gmock/gmock.h>
+
+#include <fstream>
+#include <thread>
+
+#include "tests/server/corpus/corpus_fixture.h"
+
+namespace stillhouse {
+namespace {
+
+class CountingObserver : public DirectoryObserver {
+ public:
+  void OnRoute(std::string_view, std::string_view outcome) override {
+    std::lock_guard<std::mutex> lock(mutex);
+    ++routes[std::string(outcome)];
+  }
+  void OnLoad(absl::Duration) override { ++loads; }
+  void OnChecksumFailure() override { ++failures; }
+  std::mutex mutex;
+  std::map<std::string, int> routes;
+  std::atomic<int> loads{0}, failures{0};
+};
+
+class DirectoryTest : public CorpusTest {
+ protected:
+  DirectoryTest() { rig_->Upload("book", "some text"); }
+
+  std::shared_ptr<Memory> MakeMemory(int64_t slots, float value) {
+    const ModelConfig& c = rig_->model.weights->config;
+    auto memory = std::make_shared<Memory>();
+    memory->slots = slots;
+    memory->next_position = slots + 3;
+    for (int64_t l = 0; l < c.layers; ++l) {
+      LayerKv kv{rig_->ctx.EmptyF32({c.kv_heads, slots, c.head_dim}),
+                 rig_->ctx.EmptyF32({c.kv_heads, slots, c.head_dim}), rig_->ctx.EmptyF32({c.kv_heads, slots})};
+      FillF32(kv.k, value);
+      FillF32(kv.v, value + 1);
+      FillF32(kv.beta, -value);
+      memory->layers.push_back(std::move(kv));
+    }
+    return memory;
+  }
+
+  ArtifactRow Put(const std::string& cache_id, const Memory& memory, ArtifactFingerprints prints,
+                  const std::vector<std::vector<int32_t>>& positions = {}) {
+    ArtifactHeader header;
+    header.fingerprints = prints;
+    header.method = "CARTRIDGE";
+    header.corpus_sha256 = std::string(64, 'a');
+    auto blob = rig_->store->NewBlob();
+    const absl::Status stored =
+        StoreMemory(rig_->ctx, rig_->model.weights->config, memory, header, blob->get(), positions);
+    STILLHOUSE_CHECK(stored.ok()) << stored.ToString();
+    ArtifactSpec spec;
+    spec.tenant = "acme";
+    spec.corpus_id = "book";
+    spec.cache_id = cache_id;
+    spec.method = "CARTRIDGE";
+    spec.summary_json = "{}";
+    spec.replace = true;
+    const absl::StatusOr<ArtifactRow> row = rig_->store->PutArtifact(spec, blob->get());
+    STILLHOUSE_CHECK(row.ok()) << row.status().ToString();
+    return *row;
+  }
+
+  std::unique_ptr<Directory> MakeDirectory(int64_t budget, CountingObserver* observer = nullptr) {
+    DirectoryOptions options;
+    options.budget_bytes = budget;
+    options.observer = observer;
+    return std::make_unique<Directory>(rig_->ctx, rig_->model.weights, rig_->prints, rig_->store.get(), options);
+  }
+};
+
+TEST_F(DirectoryTest, LoadsWhatWasStored) {
+  Put("a", *MakeMemory(5, 0.5f), rig_->prints, {{0, 1, 2, 3, 9, 0, 1, 2, 3, 9}, {0, 1, 2, 3, 9, 0, 4, 5, 6, 7}});
+  CountingObserver observer;
+  auto directory = MakeDirectory(1 << 24, &observer);
+  EXPECT_FALSE(directory->IsResident("acme", "book", "a"));
+  const absl::StatusOr<PinnedMemory> pin = directory->Pin("acme", "book", "a");
+  ASSERT_TRUE(pin.ok()) << pin.status();
+  EXPECT_FALSE(pin->was_resident);
+  EXPECT_EQ(pin->memory->slots, 5);
+  EXPECT_EQ(pin->memory->next_position, 8);
+  EXPECT_TRUE(pin->header.has_positions);
+  EXPECT_EQ(pin->memory->layers[1].k.f32()[3], 0.5f);
+  EXPECT_EQ(pin->memory->layers[1].v.f32()[3], 1.5f);
+  EXPECT_EQ(pin->memory->layers[0].beta.f32()[3], -0.5f);
+  const absl::StatusOr<PinnedMemory> again = directory->Pin("acme", "book", "a");
+  EXPECT_TRUE(again->was_resident);
+  EXPECT_EQ(again->memory, pin->memory);
+  EXPECT_EQ(observer.routes["cold"], 1);
+  EXPECT_EQ(observer.routes["hot"], 1);
+  EXPECT_EQ(directory->stats().memories, 1);
+  EXPECT_EQ(directory->stats().canonical_bytes, pin->memory->canonical_bytes());
+}
+
+TEST_F(DirectoryTest, HalfPrecisionIsRead) {
+  for (const char* dtype : {"F16", "BF16"}) {
+    ArtifactFingerprints prints = rig_->prints;
+    prints.dtype = dtype;
+    Put("h", *MakeMemory(4, 0.5f), prints);
+    auto directory = MakeDirectory(1 << 24);
+    const absl::StatusOr<PinnedMemory> pin = directory->Pin("acme", "book", "h");
+    ASSERT_TRUE(pin.ok()) << pin.status();
+    EXPECT_EQ(pin->memory->layers[1].v.f32()[7], 1.5f);
+  }
+}
+
+TEST_F(DirectoryTest, NoNameNoMemory) {
+  auto directory = MakeDirectory(1 << 24);
+  EXPECT_EQ(directory->Pin("acme", "book", "missing").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(directory->Pin("acme", "missing", "").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(directory->Pin("acme", "book", "").status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(directory->Pin("other", "book", "a").status().code(), absl::StatusCode::kNotFound);
+}
+
+TEST_F(DirectoryTest, WithoutANameTheNewest) {
+  Put("b", *MakeMemory(4, 1.0f), rig_->prints);
+  Put("a", *MakeMemory(5, 2.0f), rig_->prints);
+  auto directory = MakeDirectory(1 << 24);
+  EXPECT_EQ(directory->Pin("acme", "book", "")->cache_id, "a");
+}
+
+TEST_F(DirectoryTest, ForeignArtifactsAreRefusedByName) {
+  ArtifactFingerprints prints = rig_->prints;
+  prints.model = "another model";
+  Put("f", *MakeMemory(4, 1.0f), prints);
+  auto directory = MakeDirectory(1 << 24);
+  const absl::Status status = directory->Pin("acme", "book", "f").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("model"));
+  EXPECT_FALSE(rig_->store->GetArtifact("acme", "book", "f")->quarantined);
+}
+
+TEST_F(DirectoryTest, DamagedArtifactsAreSetAside) {
+  const ArtifactRow row = Put("d", *MakeMemory(40, 1.0f), rig_->prints);
+  // One byte of the largest file that the store holds.
+  std::filesystem::path victim;
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(folder_)) {
+    if (entry.is_regular_file() && entry.file_size() == row.size) victim = entry.path();
+  }
+  ASSERT_FALSE(victim.empty());
+  std::filesystem::permissions(victim, std::filesystem::perms::owner_write, std::filesystem::perm_options::add);
+  {
+    std::fstream file(victim, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<int64_t>(row.size) - 9);
+    file.put('\x55');
+  }
+  CountingObserver observer;
+  auto directory = MakeDirectory(1 << 24, &observer);
+  EXPECT_EQ(directory->Pin("acme", "book", "d").status().code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(observer.failures, 1);
+  EXPECT_EQ(observer.routes["failed"], 1);
+  EXPECT_TRUE(rig_->store->GetArtifact("acme", "book", "d")->quarantined);
+  EXPECT_FALSE(directory->Pin("acme", "book", "d").ok());
+  // Built anew it is served again.
+  Put("d", *MakeMemory(4, 2.0f), rig_->prints);
+  EXPECT_TRUE(directory->Pin("acme", "book", "d").ok());
+}
+
+TEST_F(DirectoryTest, ManyCallersOneLoad) {
+  Put("a", *MakeMemory(30, 1.0f), rig_->prints);
+  CountingObserver observer;
+  auto directory = MakeDirectory(1 << 24, &observer);
+  std::vector<std::thread> threads;
+  std::array<std::shared_ptr<const Memory>, 8> pins;
+  for (size_t i = 0; i < pins.size(); ++i) {
+    threads.emplace_back([&, i] { pins[i] = directory->Pin("acme", "book", "a")->memory; });
+  }
+  for (std::thread& t : threads) t.join();
+  EXPECT_EQ(observer.loads, 1);
+  for (const auto& pin : pins) EXPECT_EQ(pin, pins[0]);
+}
+
+TEST_F(DirectoryTest, LeastRecentlyUsedGoesFirstAndPinnedStay) {
+  const int64_t bytes = MakeMemory(16, 0.0f)->allocated_bytes();
+  for (const char* id : {"a", "b", "c"}) Put(id, *MakeMemory(16, 1.0f), rig_->prints);
+  auto directory = MakeDirectory(2 * bytes + bytes / 2);
+  ASSERT_TRUE(directory->Pin("acme", "book", "a").ok());
+  ASSERT_TRUE(directory->Pin("acme", "book", "b").ok());
+  ASSERT_TRUE(directory->Pin("acme", "book", "a").ok());
+  ASSERT_TRUE(directory->Pin("acme", "book", "c").ok());
+  EXPECT_TRUE(directory->IsResident("acme", "book", "a"));
+  EXPECT_FALSE(directory->IsResident("acme", "book", "b"));
+  const absl::StatusOr<PinnedMemory> a = directory->Pin("acme", "book", "a");
+  const absl::StatusOr<PinnedMemory> c = directory->Pin("acme", "book", "c");
+  EXPECT_EQ(directory->Pin("acme", "book", "b").status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(directory->IsResident("acme", "book", "a"));
+}
+
+TEST_F(DirectoryTest, AHeldMemoryOutlivesItsName) {
+  const ArtifactRow row = Put("a", *MakeMemory(16, 1.0f), rig_->prints);
+  const int64_t bytes = MakeMemory(16, 0.0f)->allocated_bytes();
+  auto directory = MakeDirectory(bytes + bytes / 2);
+  absl::StatusOr<PinnedMemory> held = directory->Pin("acme", "book", "a");
+  directory->Forget("acme", "book", "");
+  EXPECT_FALSE(directory->IsResident("acme", "book", "a"));
+  EXPECT_EQ(held->memory->layers[0].k.f32()[0], 1.0f);
+  // It still takes its room, until it is let go.
+  EXPECT_GE(directory->stats().allocated_bytes, bytes);
+  EXPECT_EQ(directory->Pin("acme", "book", "a").status().code(), absl::StatusCode::kResourceExhausted);
+  held->memory.reset();
+  EXPECT_TRUE(directory->Pin("acme", "book", "a").ok());
+}
+
+TEST_F(DirectoryTest, PublishReplacesAtOnce) {
+  const ArtifactRow row = Put("a", *MakeMemory(4, 1.0f), rig_->prints);
+  auto directory = MakeDirectory(1 << 24);
+  const absl::StatusOr<PinnedMemory> old = directory->Pin("acme", "book", "a");
+  directory->Publish("acme", "book", "a", row, old->header, MakeMemory(6, 7.0f));
+  const absl::StatusOr<PinnedMemory> fresh = directory->Pin("acme", "book", "a");
+  EXPECT_TRUE(fresh->was_resident);
+  EXPECT_EQ(fresh->memory->slots, 6);
+  EXPECT_EQ(old->memory->slots, 4);
+}
+
+}  // namespace
+}  // namespace stillhouse
