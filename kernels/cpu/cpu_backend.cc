@@ -1,5 +1,8 @@
 #include "kernels/cpu/cpu_backend.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <sched.h>
 
 #include <algorithm>
@@ -63,6 +66,16 @@ class CpuBackend final : public Backend {
 
 namespace cpu {
 
+#if defined(__x86_64__)
+namespace {
+// No compiler's __builtin_cpu_supports knows this one everywhere.
+bool HasF16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+}  // namespace
+#endif
+
 bool MachineHas(CpuIsa isa) {
 #if defined(__x86_64__)
   switch (isa) {
@@ -70,8 +83,7 @@ bool MachineHas(CpuIsa isa) {
     case CpuIsa::kV2:
       return true;
     case CpuIsa::kAvx2:
-      return SimdAvx2() && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-             __builtin_cpu_supports("f16c");
+      return SimdAvx2() && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && HasF16c();
     case CpuIsa::kAvx512:
       return SimdAvx512() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
              __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") && MachineHas(CpuIsa::kAvx2);

@@ -39,11 +39,10 @@ void GemmPanels(const SimdTable& simd, int64_t m, int64_t n_begin, int64_t n_end
                 const float* a, int64_t a_row, int64_t a_depth, const PanelSource& b, float* c, int64_t ldc,
                 bool accumulate);
 
-// Depth of one pass over a panel: the panel of one tile (12 KiB with 8 lanes) and sixteen rows of A stay in a 32 KiB
-// L1.
-inline constexpr int64_t kDepthBlock = 192;
-// Rows of A of one sweep: that many rows of one depth block stay in a 512 KiB L2 beside the panel.
-inline constexpr int64_t kRowBlock = 384;
+// Depth of one pass over a panel: the panel of one tile (20 KiB with 8 lanes) and a tile of A stay in a 32 KiB L1.
+inline constexpr int64_t kDepthBlock = 320;
+// Rows of A of one sweep: that many rows of one depth block stay in L2, with room for what the sweep writes.
+inline constexpr int64_t kRowBlock = 256;
 
 // Memory of the calling thread that keeps its size between calls: at least `count` floats, 64-byte aligned, contents
 // undefined. One slot serves one purpose at a time.

@@ -31,6 +31,13 @@ static void GemmTileRows(const GemmTile& t) {
   for (int i = 0; i < kBases; ++i) base[i] = (const char*)(t.a + 3 * i * t.a_row);
   const int64_t step = t.a_row * 4, advance = t.a_depth * 4;
   const float* b = t.b;
+  if (t.accumulate) {
+    // c is needed at the end, and seldom in cache.
+    for (int i = 0; i < kRows; ++i) {
+      __builtin_prefetch(t.c + i * t.c_row, 1);
+      __builtin_prefetch(t.c + i * t.c_row + kTileCols - 1, 1);
+    }
+  }
   for (int64_t k = 0; k < t.depth; ++k) {
     F32 b0, b1;
     if (kFull) {

@@ -407,6 +407,9 @@ static void UnpackGroup(const PackedMatrix& w, int64_t group, int64_t block_begi
   float columns[32 * 16];
   const uint8_t* p = w.groups + group * w.group_bytes;
   const Unit unit = {p, p};
+  // Few blocks of many groups are read in a row: far apart, so that the hardware does not see it coming.
+  const int64_t ahead = 4 * w.group_bytes;
+  Prefetch(p, ahead + block_begin * w.block_bytes, ahead + block_end * w.block_bytes);
   for (int64_t b = block_begin; b < block_end; ++b, out += 32) {
     for (int half = 0; half < (kLanes == 4 ? 2 : 1); ++half) {
       UnpackBlock(w.format, unit, half, b * w.block_bytes, columns + kLanes * half, 16);

@@ -7,10 +7,16 @@ const KernelTable& Kernels() {
     KernelTable t;
     t.Embedding = Embedding;
     t.EmbeddingGrad = EmbeddingGrad;
+    t.RmsNorm = RmsNorm;
+    t.RmsNormGrad = RmsNormGrad;
     t.Linear = Linear;
     t.LinearGrad = LinearGrad;
     t.MatMul = MatMul;
     t.PrepareWeight = PrepareWeight;
+    t.Rope = Rope;
+    t.RopeGrad = RopeGrad;
+    t.Attention = Attention;
+    t.AttentionGrad = AttentionGrad;
     t.SwiGlu = SwiGlu;
     t.SwiGluGrad = SwiGluGrad;
     t.Add = Add;
@@ -18,22 +24,6 @@ const KernelTable& Kernels() {
     t.CopyRows = CopyRows;
     t.GatherRows = GatherRows;
     t.GatherRowsGrad = GatherRowsGrad;
-    t.Dequantize = Dequantize;
-    t.AdamW = AdamW;
-    t.SumSquares = SumSquares;
-#ifdef STILLHOUSE_HAS_NORM
-    t.RmsNorm = RmsNorm;
-    t.RmsNormGrad = RmsNormGrad;
-#endif
-#ifdef STILLHOUSE_HAS_ROPE
-    t.Rope = Rope;
-    t.RopeGrad = RopeGrad;
-#endif
-#ifdef STILLHOUSE_HAS_ATTENTION
-    t.Attention = Attention;
-    t.AttentionGrad = AttentionGrad;
-#endif
-#ifdef STILLHOUSE_HAS_LOSS
     t.Softmax = Softmax;
     t.SoftmaxGrad = SoftmaxGrad;
     t.LogSoftmax = LogSoftmax;
@@ -43,10 +33,10 @@ const KernelTable& Kernels() {
     t.LinearCrossEntropy = LinearCrossEntropy;
     t.LinearDistill = LinearDistill;
     t.TopLogprobs = TopLogprobs;
-#endif
-#ifdef STILLHOUSE_HAS_SAMPLE
+    t.Dequantize = Dequantize;
+    t.AdamW = AdamW;
+    t.SumSquares = SumSquares;
     t.Sample = Sample;
-#endif
     return t;
   }();
   return table;
