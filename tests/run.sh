@@ -23,6 +23,15 @@ if [ ! -d .venv ]; then python3 -m venv .venv; fi
 .venv/bin/python -c 'import grpc, google.protobuf, safetensors' 2>/dev/null ||
   .venv/bin/pip install -q -r tests/requirements.txt
 
+# A test that no target lists would never run.
+for file in $(find tests -name '*_test.cc' -o -name '*_fuzz.cc' -o -name '*_bench.cc'); do
+  folder=$(dirname "$file")
+  grep -qs "$(basename "$file" .cc)" "$folder/CMakeLists.txt" "$folder/../CMakeLists.txt" || {
+    echo "$file is in no CMakeLists.txt: list it in $folder" >&2
+    exit 1
+  }
+done
+
 cmake --preset "$preset" >/dev/null
 cmake --build --preset "$preset" -j "$jobs"
 
