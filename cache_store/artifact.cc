@@ -10,8 +10,8 @@
 #include "absl/strings/str_format.h"
 #include "cache_store/crc32c.h"
 #include "cache_store/safetensors.h"
-#include "kernels/base/sha256.h"
 #include "cache_store/strict_json.h"
+#include "kernels/base/sha256.h"
 #include "kernels/base/status.h"
 #include "kernels/base/strings.h"
 

@@ -12,9 +12,9 @@
 #include <utility>
 
 #include "absl/strings/escaping.h"
+#include "kernels/base/sha256.h"
 #include "kernels/base/status.h"
 #include "kernels/base/strings.h"
-#include "kernels/base/sha256.h"
 
 namespace stillhouse {
 namespace {

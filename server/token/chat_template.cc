@@ -3,9 +3,9 @@
 #include "absl/memory/memory.h"
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
+#include "kernels/base/sha256.h"
 #include "kernels/base/status.h"
 #include "kernels/base/strings.h"
-#include "kernels/base/sha256.h"
 
 namespace stillhouse {
 namespace {

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
+#include "kernels/base/sha256.h"
 #include "server/load/gguf.h"
 #include "server/load/tokenizer_from_gguf.h"
 #include "server/token/chat_template.h"
-#include "kernels/base/sha256.h"
 #include "server/token/stream_decoder.h"
 #include "server/token/tokenizer.h"
 #include "server/token/utf8.h"
