@@ -117,6 +117,14 @@ inline double RelativeError(const Doubles& got, const Doubles& want) {
   return norm > 0.0 ? std::sqrt(difference / norm) : std::sqrt(difference);
 }
 
+// ‖got − want‖ / (‖want‖ + floor): for values that are differences of terms of about `floor`/6e-8 and may nearly
+// cancel.
+inline double RelativeError(const Doubles& got, const Doubles& want, double floor) {
+  const Doubles zero(want.size(), 0.0);
+  const double norm = RelativeError(want, zero);
+  return RelativeError(got, want) * (norm > 0.0 ? norm : 1.0) / (norm + floor);
+}
+
 inline double RelativeError(const Tensor& got, const Doubles& want) { return RelativeError(ToDoubles(got), want); }
 
 // Central differences of f at x (f reads x through the reference it captured). Steps of 1e-5 in fp64: about 1e-9 off.

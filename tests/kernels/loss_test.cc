@@ -183,11 +183,8 @@ TEST(CrossEntropy, MatchesReferenceAndGradientsForAllOptions) {
       tape.BackwardFrom({loss}, {ToTensor(ctx, w, shape)});
       const Doubles want = CentralDifferences(z, [&] { return Inner(w, reference()); });
       const Doubles got = ToDoubles(tape.Grad(tz));
-      if (RelativeError(want, Doubles(want.size(), 0.0)) > 1e-6) {
-        EXPECT_LE(RelativeError(got, want), kGradientTolerance);
-      } else {  // every weight was 0, or there is one class
-        EXPECT_LE(RelativeError(got, Doubles(want.size(), 0.0)), 1e-6);
-      }
+      // dz = s − y in fp32: where the two nearly cancel (one class, a sure row), what is left has their rounding.
+      EXPECT_LE(RelativeError(got, want, 0.01), kGradientTolerance);
     }
   }
 }
@@ -330,11 +327,12 @@ TEST(LinearDistill, MatchesReferenceInEveryMode) {
         auto reference = [&] {
           return ReferenceDistill(Project(x, weight, rows, width, n), rows, n, teacher, columns, mode, row_weights);
         };
-        EXPECT_LE(RelativeError(loss, {reference()}), kForwardTolerance) << int(mode) << " " << rows;
+        // Losses are differences of logits of about 10, gradients of probabilities: the same again.
+        EXPECT_LE(RelativeError(ToDoubles(loss), {reference()}, 0.5), kForwardTolerance) << int(mode) << " " << rows;
         tape.Backward(loss, 0.75f);
         Doubles want = CentralDifferences(x, reference);
         for (double& g : want) g *= 0.75;
-        EXPECT_LE(RelativeError(tape.Grad(tx), want), kGradientTolerance) << int(mode) << " " << rows;
+        EXPECT_LE(RelativeError(ToDoubles(tape.Grad(tx)), want, 0.05), kGradientTolerance) << int(mode) << " " << rows;
       }
     }
   }
