@@ -301,7 +301,8 @@ TEST(MatMul, MatchesReferenceForAnyStrides) {
           }
           const Tensor out = make(accumulate ? start : Doubles(start.size(), NAN), m, n, tc);
           MatMul(ctx, {make(a, m, k, ta), make(b, k, n, tb), out, static_cast<float>(alpha), accumulate});
-          ASSERT_LE(RelativeError(out, want), kForwardTolerance)
+          // Sums of a few terms of about 1 may nearly cancel.
+          ASSERT_LE(RelativeError(ToDoubles(out), want, 0.1), kForwardTolerance)
               << m << " " << n << " " << k << " batch " << batch << " layout " << layout;
         }
       }
