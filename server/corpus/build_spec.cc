@@ -274,8 +274,8 @@ BuildSpec DefaultBuildSpec(BuildMethod method, BuildProfile profile) {
   study.temperature = 0.6;
   // Drawn uniformly: plain questions teach the most, the others keep the memory general.
   study.seed_kinds.assign(6, SeedKind::kQuestion);
-  study.seed_kinds.insert(study.seed_kinds.end(), {SeedKind::kStructuring, SeedKind::kSummarisation,
-                                                   SeedKind::kUseCase, SeedKind::kCreative});
+  study.seed_kinds.insert(study.seed_kinds.end(),
+                          {SeedKind::kStructuring, SeedKind::kSummarisation, SeedKind::kUseCase, SeedKind::kCreative});
   study.min_chunk_tokens = 96;
   study.max_chunk_tokens = 224;
   study.max_question_tokens = 32;

@@ -72,8 +72,7 @@ absl::Status RunDrafts(const BuildRuntime& runtime, const SelfStudySpec& spec, c
         GenerationJob job;
         job.memory = memory;
         // The user's turn, not ended: the model goes on with it.
-        STILLHOUSE_ASSIGN_OR_RETURN(job.prompt,
-                                    runtime.chat->EncodeTurn("user", StrCat(kAnchor, draft.seed.lead)));
+        STILLHOUSE_ASSIGN_OR_RETURN(job.prompt, runtime.chat->EncodeTurn("user", StrCat(kAnchor, draft.seed.lead)));
         job.prompt.resize(job.prompt.size() - document.footer.size());
         job.sampling.temperature = static_cast<float>(spec.temperature);
         job.sampling.seed = draft.sampling_seed;
