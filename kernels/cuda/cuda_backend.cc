@@ -9,6 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_kernels.h"
 
 namespace stillhouse {
@@ -39,19 +40,32 @@ class DeviceMemory final : public RawMemory {
   int ordinal_;
 };
 
+// Destroyed after everything that uses it.
+class OwnedStream {
+ public:
+  explicit OwnedStream(cudaStream_t stream) : stream_(stream) {}
+  ~OwnedStream() { STILLHOUSE_CUDA_CHECK(cudaStreamDestroy(stream_)); }
+  OwnedStream(const OwnedStream&) = delete;
+  OwnedStream& operator=(const OwnedStream&) = delete;
+  operator cudaStream_t() const { return stream_; }
+
+ private:
+  cudaStream_t stream_;
+};
+
 class CudaBackend final : public Backend {
  public:
-  CudaBackend(int ordinal, std::string name, cudaStream_t stream, int threads)
-      : ordinal_(ordinal),
-        name_(std::move(name)),
+  CudaBackend(const CudaBackendOptions& options, const cudaDeviceProp& properties, cudaStream_t stream, int threads)
+      : name_(absl::StrCat("cuda ", properties.name, options.storage == CudaStorage::kBf16 ? " bf16" : "")),
         stream_(stream),
         threads_(threads),
-        pool_(std::make_shared<DeviceMemory>(ordinal)) {}
+        pool_(std::make_shared<DeviceMemory>(options.device), properties.totalGlobalMem / 2),
+        device_(options.device, stream, options.storage, properties) {}
 
+  // Buffers may outlive the backend: the pool's state gives them back to the driver, which needs no stream.
   ~CudaBackend() override {
-    SetDevice();
+    device_.Use();
     STILLHOUSE_CUDA_CHECK(cudaStreamSynchronize(stream_));
-    STILLHOUSE_CUDA_CHECK(cudaStreamDestroy(stream_));
   }
 
   DeviceType device() const override { return DeviceType::kCuda; }
@@ -59,41 +73,39 @@ class CudaBackend final : public Backend {
   const KernelTable& kernels() const override { return cuda::Kernels(); }
   BufferPool& pool() override { return pool_; }
   ThreadPool& threads() override { return threads_; }
-  void* stream() override { return stream_; }
+  void* stream() override { return static_cast<cudaStream_t>(stream_); }
 
-  void Upload(const void* host, const Tensor& device) override {
-    Copy(device.raw(), host, device, cudaMemcpyHostToDevice);
+  // The host bytes are taken over before this returns; kernels that follow on the stream see them on the device.
+  void Upload(const void* host, const Tensor& tensor) override {
+    STILLHOUSE_CHECK(tensor.contiguous()) << tensor.DebugString();
+    device_.Use();
+    device_.staging().Copy(tensor.raw(), host, static_cast<size_t>(tensor.bytes()));
   }
 
-  void Download(const Tensor& device, void* host) override { Copy(host, device.raw(), device, cudaMemcpyDeviceToHost); }
+  void Download(const Tensor& tensor, void* host) override {
+    STILLHOUSE_CHECK(tensor.contiguous()) << tensor.DebugString();
+    if (tensor.bytes() == 0) return;
+    const cudaStream_t stream = device_.Use();
+    STILLHOUSE_CUDA_CHECK(
+        cudaMemcpyAsync(host, tensor.raw(), static_cast<size_t>(tensor.bytes()), cudaMemcpyDeviceToHost, stream));
+    STILLHOUSE_CUDA_CHECK(cudaStreamSynchronize(stream));
+  }
 
   void Zero(const Tensor& tensor) override {
-    SetDevice();
-    STILLHOUSE_CUDA_CHECK(cudaMemsetAsync(tensor.buffer()->data(), 0, tensor.buffer()->bytes(), stream_));
+    const cudaStream_t stream = device_.Use();
+    STILLHOUSE_CUDA_CHECK(cudaMemsetAsync(tensor.buffer()->data(), 0, tensor.buffer()->bytes(), stream));
   }
 
-  void Synchronize() override {
-    SetDevice();
-    STILLHOUSE_CUDA_CHECK(cudaStreamSynchronize(stream_));
-  }
+  void Synchronize() override { STILLHOUSE_CUDA_CHECK(cudaStreamSynchronize(device_.Use())); }
+
+  cuda::Device& cuda_device() { return device_; }
 
  private:
-  // The current device is a property of the calling thread.
-  void SetDevice() { STILLHOUSE_CUDA_CHECK(cudaSetDevice(ordinal_)); }
-
-  void Copy(void* to, const void* from, const Tensor& device, cudaMemcpyKind kind) {
-    STILLHOUSE_CHECK(device.contiguous()) << device.DebugString();
-    if (device.bytes() == 0) return;
-    SetDevice();
-    STILLHOUSE_CUDA_CHECK(cudaMemcpyAsync(to, from, static_cast<size_t>(device.bytes()), kind, stream_));
-    STILLHOUSE_CUDA_CHECK(cudaStreamSynchronize(stream_));
-  }
-
-  int ordinal_;
   std::string name_;
-  cudaStream_t stream_;
+  OwnedStream stream_;
   ThreadPool threads_;
   BufferPool pool_;
+  cuda::Device device_;
 };
 
 absl::Status NoGpu(const std::string& what, cudaError_t error) {
@@ -124,8 +136,17 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeCudaBackend(const CudaBackendOption
   }
   const int threads =
       options.threads > 0 ? options.threads : std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-  return std::unique_ptr<Backend>(
-      std::make_unique<CudaBackend>(options.device, absl::StrCat("cuda ", properties.name), stream, threads));
+  return std::unique_ptr<Backend>(std::make_unique<CudaBackend>(options, properties, stream, threads));
 }
+
+namespace cuda {
+
+Device& DeviceOf(Backend& backend) {
+  auto* cuda = dynamic_cast<CudaBackend*>(&backend);
+  STILLHOUSE_CHECK(cuda != nullptr) << "a CUDA kernel ran on " << backend.name();
+  return cuda->cuda_device();
+}
+
+}  // namespace cuda
 
 }  // namespace stillhouse

@@ -15,4 +15,7 @@
         << cudaGetErrorString(stillhouse_cuda_error_);                       \
   } while (false)
 
+// After every kernel launch: a wrong grid, too much shared memory, or an error of earlier work that surfaces here.
+#define STILLHOUSE_CUDA_LAUNCHED() STILLHOUSE_CUDA_CHECK(cudaGetLastError())
+
 #endif  // STILLHOUSE_KERNELS_CUDA_CUDA_CHECK_H_

@@ -1,5 +1,7 @@
-// The CUDA kernels that exist, as named in ops/op_list.inc. What the table lacks, MissingOps names, and a model that
-// needs it does not load on this backend.
+// The CUDA kernels of the ops, as named in ops/op_list.inc: cuda::RmsNorm(Backend&, const RmsNormArgs&), … one .cc per
+// ops header. They check shapes (a wrong one is our bug), put their work on the backend's stream and return before it
+// is done, unless the contract returns host values. What the table lacks, MissingOps names, and a model that needs it
+// does not load on this backend.
 #ifndef STILLHOUSE_KERNELS_CUDA_CUDA_KERNELS_H_
 #define STILLHOUSE_KERNELS_CUDA_CUDA_KERNELS_H_
 
@@ -7,10 +9,20 @@
 
 namespace stillhouse::cuda {
 
-// Copies a host weight to the device, as it is.
-void PrepareWeight(Backend& backend, const PrepareWeightArgs& args);
+#define STILLHOUSE_OP(Name) void Name(Backend& backend, const Name##Args& args);
+#define STILLHOUSE_OP_GRAD(Name)                       \
+  void Name(Backend& backend, const Name##Args& args); \
+  void Name##Grad(Backend& backend, const Name##GradArgs& args);
+#include "kernels/ops/op_list.inc"
+#undef STILLHOUSE_OP
+#undef STILLHOUSE_OP_GRAD
 
 const KernelTable& Kernels();
+
+// The body of Linear, for kernels that work on chunks of an output projection (fused losses): out = x · weightᵀ + bias.
+void LinearInto(Backend& backend, const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out);
+// dx += dout · weight, likewise.
+void LinearGradInto(Backend& backend, const Tensor& dout, const Tensor& weight, const Tensor& dx);
 
 }  // namespace stillhouse::cuda
 

@@ -1,0 +1,80 @@
+// What the CUDA kernels' host side needs of its backend, beside the pool: the stream, small uploads, cuBLAS.
+#ifndef STILLHOUSE_KERNELS_CUDA_CUDA_DEVICE_H_
+#define STILLHOUSE_KERNELS_CUDA_CUDA_DEVICE_H_
+
+#include <cublas_v2.h>
+#include <cuda_runtime_api.h>
+
+#include <mutex>
+#include <vector>
+
+#include "absl/types/span.h"
+#include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/staging.h"
+#include "kernels/ops/context.h"
+
+#define STILLHOUSE_CUBLAS_CHECK(call)                                       \
+  do {                                                                      \
+    const cublasStatus_t stillhouse_cublas_status_ = (call);                \
+    STILLHOUSE_CHECK(stillhouse_cublas_status_ == CUBLAS_STATUS_SUCCESS)    \
+        << #call << ": " << cublasGetStatusName(stillhouse_cublas_status_); \
+  } while (false)
+
+namespace stillhouse::cuda {
+
+// One GPU and its one stream. Owned by the CUDA backend. Any thread: everything that is enqueued here is ordered by the
+// stream, so a block of the pool may be lent again while its last reader is still queued.
+class Device {
+ public:
+  // The stream stays the caller's, who destroys it after this.
+  Device(int ordinal, cudaStream_t stream, CudaStorage storage, const cudaDeviceProp& properties);
+  ~Device();
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+
+  // Makes this GPU the calling thread's current one (a property of the thread) and returns the stream.
+  cudaStream_t Use();
+
+  int ordinal() const { return ordinal_; }
+  CudaStorage storage() const { return storage_; }
+  int multiprocessors() const { return multiprocessors_; }
+  // Shared memory that one block may ask for (cudaFuncAttributeMaxDynamicSharedMemorySize).
+  int shared_bytes_per_block() const { return shared_bytes_per_block_; }
+  PinnedRing& staging() { return staging_; }
+
+  // Runs body(handle) with the cuBLAS handle on the stream; a handle serves one thread at a time.
+  template <typename Body>
+  void WithCublas(const Body& body) {
+    Use();
+    std::lock_guard<std::mutex> lock(cublas_mutex_);
+    body(Cublas());
+  }
+
+ private:
+  cublasHandle_t Cublas();  // made at first use
+
+  int ordinal_;
+  cudaStream_t stream_;
+  CudaStorage storage_;
+  int multiprocessors_;
+  int shared_bytes_per_block_;
+  PinnedRing staging_;
+  std::mutex cublas_mutex_;
+  cublasHandle_t cublas_ = nullptr;
+};
+
+// The device behind a backend; a CHECK failure for any other backend.
+Device& DeviceOf(Backend& backend);
+inline cudaStream_t StreamOf(Backend& backend) { return DeviceOf(backend).Use(); }
+
+// A device copy of host bytes, in stream order and without waiting for the device: the bytes go through the pinned ring
+// and may change as soon as the call returns. For the small tables that ops carry (segments, sequences, targets).
+std::shared_ptr<Buffer> UploadAsync(Backend& backend, const void* bytes, size_t size);
+template <typename T>
+std::shared_ptr<Buffer> UploadAsync(Backend& backend, const std::vector<T>& values) {
+  return UploadAsync(backend, values.data(), values.size() * sizeof(T));
+}
+
+}  // namespace stillhouse::cuda
+
+#endif  // STILLHOUSE_KERNELS_CUDA_CUDA_DEVICE_H_
