@@ -1,20 +1,11 @@
 #include "kernels/autograd/tape.h"
 
-#include <cstring>
-
 #include "kernels/base/logging.h"
 
 namespace stillhouse {
 
-Tape::Tape(BufferPool& pool, Zero zero) : pool_(&pool), zero_(std::move(zero)) {
-  if (!zero_) {
-    STILLHOUSE_CHECK(pool.device() == DeviceType::kCpu);
-    zero_ = [](const Tensor& t) { std::memset(t.buffer()->data(), 0, t.buffer()->bytes()); };
-  }
-}
-
 std::unique_ptr<Tape> Tape::Nested() {
-  auto nested = std::make_unique<Tape>(*pool_, zero_);
+  auto nested = std::make_unique<Tape>(*device_);
   nested->outer_ = this;
   return nested;
 }
@@ -45,8 +36,8 @@ Tensor Tape::Grad(const Tensor& tensor) {
   if (!slot) return Tensor();
   if (!slot->grad) {
     const size_t elements = tensor.buffer()->bytes() / static_cast<size_t>(BlockBytes(tensor.dtype()));
-    Tensor grad = Tensor::Empty(*pool_, DType::kF32, {static_cast<int64_t>(elements)});
-    zero_(grad);
+    Tensor grad = Tensor::Empty(device_->pool(), DType::kF32, {static_cast<int64_t>(elements)});
+    device_->Zero(grad);
     slot->grad = grad.buffer();
   }
   return tensor.WithBuffer(slot->grad, DType::kF32);
@@ -80,8 +71,7 @@ void Tape::Run() {
 void Tape::Backward(const Tensor& loss, float seed) {
   STILLHOUSE_CHECK_EQ(loss.elements(), 1);
   STILLHOUSE_CHECK(Wants(loss)) << "the loss does not depend on a watched tensor";
-  STILLHOUSE_CHECK(loss.device() == DeviceType::kCpu);
-  Grad(loss).f32()[0] += seed;
+  device_->Upload(&seed, Grad(loss).Reshape({1}));
   Run();
 }
 
@@ -89,7 +79,7 @@ void Tape::BackwardFrom(const std::vector<Tensor>& outputs, const std::vector<Te
   STILLHOUSE_CHECK_EQ(outputs.size(), grads.size());
   for (size_t i = 0; i < outputs.size(); ++i) {
     if (!outputs[i].defined() || !grads[i].defined() || !Wants(outputs[i])) continue;
-    CopyElements(grads[i], Grad(outputs[i]));
+    device_->Copy(grads[i], Grad(outputs[i]));
   }
   Run();
 }

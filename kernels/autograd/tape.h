@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "kernels/tensor/device.h"
 #include "kernels/tensor/tensor.h"
 
 namespace stillhouse {
@@ -20,10 +21,8 @@ namespace stillhouse {
 // one thread.
 class Tape {
  public:
-  using Zero = std::function<void(const Tensor&)>;
-
-  // `pool` lends the gradients; `zero` clears a fresh one (host memory by default).
-  explicit Tape(BufferPool& pool, Zero zero = nullptr);
+  // The device of the tensors: it lends the gradients and clears them. Outlives the tape.
+  explicit Tape(TensorDevice& device) : device_(&device) {}
 
   // Marks a leaf: Grad(leaf) holds its gradient after Backward, and is kept until the tape dies.
   void Watch(const Tensor& leaf);
@@ -39,7 +38,7 @@ class Tape {
   // ran.
   void Record(const char* op, std::vector<Tensor> outputs, std::function<void(Tape&)> backward);
 
-  // Seeds Grad(loss) with `seed` (loss has one element) and runs everything in reverse.
+  // Sets Grad(loss) to `seed` (loss has one element) and runs everything in reverse.
   void Backward(const Tensor& loss, float seed = 1.0f);
   // The same from given output gradients (same shapes as the outputs): used by Checkpoint.
   void BackwardFrom(const std::vector<Tensor>& outputs, const std::vector<Tensor>& grads);
@@ -64,7 +63,6 @@ class Tape {
   // Checkpoint.
   std::unique_ptr<Tape> Nested();
 
-  BufferPool& pool() { return *pool_; }
   size_t size() const { return entries_.size(); }
 
  private:
@@ -83,8 +81,7 @@ class Tape {
   const Slot* Find(const Tensor& tensor) const;
   void Run();
 
-  BufferPool* pool_;
-  Zero zero_;
+  TensorDevice* device_;
   Tape* outer_ = nullptr;
   int paused_ = 0;
   absl::flat_hash_map<const Buffer*, Slot> slots_;

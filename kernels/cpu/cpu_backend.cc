@@ -47,6 +47,7 @@ class CpuBackend final : public Backend {
     STILLHOUSE_CHECK(device.contiguous()) << device.DebugString();
     if (device.bytes() > 0) std::memcpy(host, device.raw(), static_cast<size_t>(device.bytes()));
   }
+  void Copy(const Tensor& from, const Tensor& to) override { CopyElements(from, to); }
   void Zero(const Tensor& tensor) override {
     if (tensor.buffer()->bytes() > 0) std::memset(tensor.buffer()->data(), 0, tensor.buffer()->bytes());
   }

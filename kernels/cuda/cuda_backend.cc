@@ -8,6 +8,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "kernels/cuda/copy_launch.h"
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_kernels.h"
@@ -89,6 +90,32 @@ class CudaBackend final : public Backend {
     STILLHOUSE_CUDA_CHECK(
         cudaMemcpyAsync(host, tensor.raw(), static_cast<size_t>(tensor.bytes()), cudaMemcpyDeviceToHost, stream));
     STILLHOUSE_CUDA_CHECK(cudaStreamSynchronize(stream));
+  }
+
+  void Copy(const Tensor& from, const Tensor& to) override {
+    STILLHOUSE_CHECK(from.shape() == to.shape() && from.dtype() == to.dtype())
+        << from.DebugString() << " -> " << to.DebugString();
+    STILLHOUSE_CHECK(from.device() == DeviceType::kCuda && to.device() == DeviceType::kCuda);
+    if (from.elements() == 0) return;
+    const cudaStream_t stream = device_.Use();
+    if (from.contiguous() && to.contiguous()) {
+      STILLHOUSE_CUDA_CHECK(
+          cudaMemcpyAsync(to.raw(), from.raw(), static_cast<size_t>(from.bytes()), cudaMemcpyDeviceToDevice, stream));
+      return;
+    }
+    STILLHOUSE_CHECK(!IsQuantized(from.dtype()) && from.rank() <= cuda::kMaxCopyRank) << from.DebugString();
+    cuda::CopyParams params;
+    params.from = from.raw();
+    params.to = to.raw();
+    params.elements = from.elements();
+    params.element_bytes = static_cast<int>(BlockBytes(from.dtype()));
+    params.rank = from.rank();
+    for (int i = 0; i < from.rank(); ++i) {
+      params.dims[i] = from.dim(i);
+      params.from_strides[i] = from.stride(i);
+      params.to_strides[i] = to.stride(i);
+    }
+    cuda::LaunchCopy(params, stream);
   }
 
   void Zero(const Tensor& tensor) override {

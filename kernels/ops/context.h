@@ -8,6 +8,7 @@
 
 #include "kernels/autograd/tape.h"
 #include "kernels/base/thread_pool.h"
+#include "kernels/tensor/device.h"
 #include "kernels/tensor/tensor.h"
 
 namespace stillhouse {
@@ -16,20 +17,12 @@ struct KernelTable;
 
 // A device that runs kernels: its pool, its threads or stream. Owned by main (or a test); outlives every tensor made
 // with it.
-class Backend {
+class Backend : public TensorDevice {
  public:
-  virtual ~Backend() = default;
-  virtual DeviceType device() const = 0;
   virtual const char* name() const = 0;  // "cpu avx2", "cuda NVIDIA H200"
   virtual const KernelTable& kernels() const = 0;
-  virtual BufferPool& pool() = 0;
   virtual ThreadPool& threads() = 0;          // host threads
   virtual void* stream() { return nullptr; }  // cudaStream_t of a CUDA backend
-  // Host <-> device copies of contiguous tensors (a plain copy on the CPU). Synchronous.
-  virtual void Upload(const void* host, const Tensor& device) = 0;
-  virtual void Download(const Tensor& device, void* host) = 0;
-  virtual void Zero(const Tensor& tensor) = 0;  // clears the tensor's whole buffer
-  virtual void Synchronize() {}
 };
 
 // One per thread of control; cheap to copy. Without a tape nothing is recorded (inference).

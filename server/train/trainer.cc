@@ -290,7 +290,7 @@ absl::Status CartridgeTrainer::RunStepPiece(const Context& ctx) {
   Span span("train step");
   const std::vector<const Conversation*>& group = groups_[group_];
   DistillBatch batch = MakeDistillBatch(group, memory_, supervise());
-  Tape tape(ctx.pool(), [backend = ctx.backend](const Tensor& t) { backend->Zero(t); });
+  Tape tape(*ctx.backend);
   Context recording = ctx;
   recording.tape = &tape;
   tape.Watch(current_.k);

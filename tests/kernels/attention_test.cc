@@ -63,7 +63,7 @@ Outputs RunKernel(const Context& ctx, const AttentionProblem& p, const Attention
 }
 
 void ExpectForward(const AttentionProblem& p, double tolerance = kForwardTolerance) {
-  const Context ctx = CpuContext();
+  const Context ctx = TestContext();
   const AttentionResult want = ReferenceAttention(p);
   for (bool strided : {false, true}) {
     const Outputs got = RunKernel(ctx, p, ToTensors(ctx, p, strided), strided);
@@ -75,8 +75,8 @@ void ExpectForward(const AttentionProblem& p, double tolerance = kForwardToleran
 
 // Gradients of the tape against the fp64 formula, for every input at once.
 void ExpectBackward(std::mt19937& rng, const AttentionProblem& p, bool strided, double tolerance = kGradientTolerance) {
-  Tape tape(CpuForTests().pool());
-  const Context ctx = CpuContext(&tape);
+  Tape tape(BackendForTests());
+  const Context ctx = TestContext(&tape);
   const AttentionTensors t = ToTensors(ctx, p, strided);
   tape.Watch(t.q);
   if (p.own) {
@@ -176,7 +176,7 @@ TEST(Attention, ExtremeLogits) {
 
 TEST(Attention, RowsThatSeeNothingGiveZero) {
   std::mt19937 rng = TestRng(5);
-  const Context ctx = CpuContext();
+  const Context ctx = TestContext();
   // Everything masked; an empty segment; no segment at all. Heads are masked one by one, too.
   AttentionProblem p = MakeProblem(rng, 4, 2, 8, {{70, true, true}, {0, false, true}},
                                    {{3, {0}}, {1, {0, 1}}, {2, {1}}, {1, {}}}, false);
@@ -201,7 +201,7 @@ TEST(Attention, RowsThatSeeNothingGiveZero) {
 
 TEST(Attention, SplitIntoSegmentsDoesNotMatter) {
   std::mt19937 rng = TestRng(6);
-  const Context ctx = CpuContext();
+  const Context ctx = TestContext();
   const AttentionProblem whole = MakeProblem(rng, 6, 2, 24, {{200, true, true}}, {{9, {0}}, {1, {0}}});
   const Outputs want = RunKernel(ctx, whole, ToTensors(ctx, whole, false), false);
   for (const std::vector<int64_t>& cuts : std::vector<std::vector<int64_t>>{{1, 199}, {64, 136}, {50, 0, 100, 50}}) {
@@ -231,7 +231,7 @@ TEST(Attention, SplitIntoSegmentsDoesNotMatter) {
 
 TEST(Attention, SharedSegmentEqualsPrivateCopies) {
   std::mt19937 rng = TestRng(7);
-  const Context ctx = CpuContext();
+  const Context ctx = TestContext();
   const AttentionProblem shared =
       MakeProblem(rng, 9, 3, 64, {{210, true, true}, {12, false, false}}, {{1, {0}}, {1, {0, 1}}, {4, {0}}, {1, {0}}});
   AttentionProblem copies = shared;
@@ -248,7 +248,7 @@ TEST(Attention, SharedSegmentEqualsPrivateCopies) {
 
 TEST(Attention, ChunkedPrefillEqualsOneShot) {
   std::mt19937 rng = TestRng(8);
-  const Context ctx = CpuContext();
+  const Context ctx = TestContext();
   const int64_t rows = 100, heads = 6, kv_heads = 2, d = 16;
   const AttentionProblem whole = MakeProblem(rng, heads, kv_heads, d, {}, {{rows, {}}});
   const AttentionTensors t = ToTensors(ctx, whole, false);
@@ -273,8 +273,8 @@ TEST(Attention, GradientsAreDeterministicAndOptional) {
   const Doubles dout = RandomValues(rng, p.rows * p.heads * p.width);
   std::vector<Doubles> first;
   for (int round = 0; round < 3; ++round) {
-    Tape tape(CpuForTests().pool());
-    const Context ctx = CpuContext(&tape);
+    Tape tape(BackendForTests());
+    const Context ctx = TestContext(&tape);
     const AttentionTensors t = ToTensors(ctx, p, false);
     // Only the first segment is trained; in the last round the queries want a gradient as well.
     tape.Watch(t.plan->segments[0].k);
@@ -296,8 +296,8 @@ TEST(Attention, GradientsAreDeterministicAndOptional) {
 
 TEST(Attention, NothingIsRecordedWithoutWantedInputs) {
   std::mt19937 rng = TestRng(10);
-  Tape tape(CpuForTests().pool());
-  const Context ctx = CpuContext(&tape);
+  Tape tape(BackendForTests());
+  const Context ctx = TestContext(&tape);
   const AttentionProblem p = MakeProblem(rng, 2, 1, 4, {{3, false, true}}, {{2, {0}}});
   const AttentionTensors t = ToTensors(ctx, p, false);
   Attention(ctx, t.q, t.k, t.v, t.plan, 0.5f);
@@ -306,7 +306,7 @@ TEST(Attention, NothingIsRecordedWithoutWantedInputs) {
 
 TEST(AttentionDeathTest, RejectsPlansThatDoNotFit) {
   std::mt19937 rng = TestRng(11);
-  const Context ctx = CpuContext();
+  const Context ctx = TestContext();
   AttentionProblem p = MakeProblem(rng, 2, 1, 4, {{3, false, true}}, {{2, {0}}});
   p.sequences[0].segments = {1};
   const AttentionTensors bad_segment = ToTensors(ctx, p, false);

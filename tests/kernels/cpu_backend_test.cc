@@ -27,7 +27,7 @@ TEST(CpuBackendDeathTest, AMissingInstructionSetIsRefused) {
 
 TEST(Context, RoundTripsThroughTheDevice) {
   std::mt19937 rng = TestRng(70);
-  const Context ctx = CpuContext();
+  const Context ctx = TestContext();
   const std::vector<float> floats = {1.5f, -2.0f, 0.0f, 7.25f, 3.0f, -0.5f};
   const std::vector<int32_t> ints = {4, -1, 7};
   EXPECT_EQ(ctx.ToFloats(ctx.Floats(floats, {2, 3})), floats);
@@ -43,7 +43,7 @@ TEST(Context, RoundTripsThroughTheDevice) {
 }
 
 TEST(Context, ZeroClearsTheWholeBuffer) {
-  const Context ctx = CpuContext();
+  const Context ctx = TestContext();
   const Tensor t = PoisonedEmpty(ctx, {3, 5});
   ctx.backend->Zero(t.Slice(0, 1, 2));
   for (double v : ToDoubles(t)) EXPECT_EQ(v, 0.0);

@@ -1,5 +1,6 @@
-// What the kernel tests share: random host tensors (also strided ones), poisoned outputs, errors against fp64 values,
-// and gradients by central differences of an fp64 function.
+// What the kernel tests share: the backend under test, random tensors on it (also strided ones), poisoned outputs,
+// errors against fp64 values, and gradients by central differences of an fp64 function. Tests never touch a tensor's
+// memory themselves: what holds for one backend is asked of every backend.
 #ifndef STILLHOUSE_TESTS_KERNELS_FP64_REFERENCE_H_
 #define STILLHOUSE_TESTS_KERNELS_FP64_REFERENCE_H_
 
@@ -13,6 +14,7 @@
 #include <vector>
 
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "kernels/ops/context.h"
 #include "kernels/ops/kernel_table.h"
 
@@ -42,13 +44,30 @@ inline std::mt19937 TestRng(uint32_t stream) {
   return std::mt19937(seed);
 }
 
+// STILLHOUSE_TEST_DEVICE=cuda runs the tests on the first GPU (fp32 storage) instead of the CPU.
+inline bool CudaForTests() {
+  const char* device = std::getenv("STILLHOUSE_TEST_DEVICE");
+  return device && std::string(device) == "cuda";
+}
+
+// For tests of the CPU backend's own parts.
+#define STILLHOUSE_CPU_ONLY() \
+  if (CudaForTests()) GTEST_SKIP() << "a test of the CPU backend"
+
+// A backend of the kind under test with this many host threads; null where the machine has no GPU.
+inline std::unique_ptr<Backend> MakeBackendForTests(int threads) {
+  if (!CudaForTests()) return MakeCpuBackend({.threads = threads, .isa = IsaForTests()});
+  auto backend = MakeCudaBackend({.threads = threads});
+  return backend.ok() ? *std::move(backend) : nullptr;
+}
+
 // Three threads, so that work is split even where the machine has fewer cores.
-inline Backend& CpuForTests() {
-  static Backend* backend = MakeCpuBackend({.threads = 3, .isa = IsaForTests()}).release();
+inline Backend& BackendForTests() {
+  static Backend* backend = MakeBackendForTests(3).release();
   return *backend;
 }
 
-inline Context CpuContext(Tape* tape = nullptr) { return {&CpuForTests(), tape}; }
+inline Context TestContext(Tape* tape = nullptr) { return {&BackendForTests(), tape}; }
 
 // Values that floats hold exactly, so that the fp64 reference and the kernel see the same inputs.
 inline Doubles RandomValues(std::mt19937& rng, int64_t count, double scale = 1.0) {
@@ -64,19 +83,17 @@ inline int64_t Count(const Shape& shape) {
   return n;
 }
 
+inline Tensor PoisonedEmpty(const Context& ctx, const Shape& shape) {
+  return ctx.Floats(std::vector<float>(static_cast<size_t>(Count(shape)), std::numeric_limits<float>::quiet_NaN()),
+                    shape);
+}
+
 // A tensor of `shape` inside a larger poisoned one: every dimension but the last is padded, so no two rows touch.
 inline Tensor StridedEmpty(const Context& ctx, const Shape& shape) {
   Shape wide = shape;
   for (size_t i = 1; i < wide.size(); ++i) wide[i] += 3;
-  Tensor t = ctx.EmptyF32(wide);
-  FillF32(t, std::numeric_limits<float>::quiet_NaN());
+  Tensor t = PoisonedEmpty(ctx, wide);
   for (int i = 1; i < t.rank(); ++i) t = t.Slice(i, 1, 1 + shape[static_cast<size_t>(i)]);
-  return t;
-}
-
-inline Tensor PoisonedEmpty(const Context& ctx, const Shape& shape) {
-  Tensor t = ctx.EmptyF32(shape);
-  FillF32(t, std::numeric_limits<float>::quiet_NaN());
   return t;
 }
 
@@ -85,18 +102,24 @@ inline void PoisonNext(const Context& ctx, const Shape& shape) { PoisonedEmpty(c
 
 inline Tensor ToTensor(const Context& ctx, const Doubles& values, const Shape& shape, bool strided = false) {
   std::vector<float> floats(values.begin(), values.end());
-  Tensor flat = Tensor::FromFloats(ctx.pool(), floats, shape);
+  Tensor flat = ctx.Floats(floats, shape);
   if (!strided) return flat;
   Tensor t = StridedEmpty(ctx, shape);
-  CopyElements(flat, t);
+  ctx.backend->Copy(flat, t);
+  return t;
+}
+
+// Bytes of storage (a quantised weight, say) on the backend, as they are. On the CPU a view: `bytes` must live on.
+inline Tensor StorageTensor(const Context& ctx, const std::vector<uint8_t>& bytes, DType dtype, const Shape& shape) {
+  const Tensor host = Tensor::Wrap(bytes.data(), dtype, shape);
+  if (ctx.backend->device() == DeviceType::kCpu) return host;
+  Tensor t = ctx.Empty(dtype, shape);
+  ctx.backend->Upload(host.raw(), t);
   return t;
 }
 
 inline Doubles ToDoubles(const Tensor& t) {
-  Shape shape = t.shape();
-  std::vector<float> floats(static_cast<size_t>(t.elements()));
-  Tensor flat = Tensor::Wrap(floats.data(), DType::kF32, shape);
-  CopyElements(t, flat);
+  const std::vector<float> floats = TestContext().ToFloats(t);
   return Doubles(floats.begin(), floats.end());
 }
 

@@ -20,8 +20,9 @@ constexpr Size kSizes[] = {{1, 1, 1},    {2, 3, 64},   {3, 100, 64}, {4, 16, 7},
 
 // Runs all three forms on padded matrices whose padding must stay untouched.
 TEST(Gemm, AllFormsMatchReference) {
+  STILLHOUSE_CPU_ONLY();
   std::mt19937 rng = TestRng(20);
-  const cpu::SimdTable& simd = cpu::SimdOf(CpuForTests());
+  const cpu::SimdTable& simd = cpu::SimdOf(BackendForTests());
   for (const auto& [m, n, k] : kSizes) {
     for (int form = 0; form < 3; ++form) {
       for (bool accumulate : {false, true}) {
@@ -53,8 +54,9 @@ TEST(Gemm, AllFormsMatchReference) {
 }
 
 TEST(Gemm, RunsOnSeveralThreadsAtOnce) {
+  STILLHOUSE_CPU_ONLY();
   std::mt19937 rng = TestRng(21);
-  const cpu::SimdTable& simd = cpu::SimdOf(CpuForTests());
+  const cpu::SimdTable& simd = cpu::SimdOf(BackendForTests());
   const int64_t m = 9, n = 40, k = 500;
   const Doubles a = RandomValues(rng, m * k), b = RandomValues(rng, n * k);
   const std::vector<float> fa(a.begin(), a.end()), fb(b.begin(), b.end());
@@ -73,8 +75,9 @@ TEST(Gemm, RunsOnSeveralThreadsAtOnce) {
 
 // Vector kernels that ops use row by row: lengths around the width of every register.
 TEST(SimdVectors, MatchReference) {
+  STILLHOUSE_CPU_ONLY();
   std::mt19937 rng = TestRng(22);
-  const cpu::SimdTable& simd = cpu::SimdOf(CpuForTests());
+  const cpu::SimdTable& simd = cpu::SimdOf(BackendForTests());
   for (int64_t n = 0; n < 140; ++n) {
     const Doubles x = RandomValues(rng, n), y = RandomValues(rng, n);
     const std::vector<float> fx(x.begin(), x.end());

@@ -41,7 +41,7 @@ const Size kSizes[] = {{1, 1}, {3, 2}, {5, 7}, {4, 64}, {2, 1001}, {70, 33}, {0,
 
 void CheckForward(bool log) {
   std::mt19937 rng = TestRng(1);
-  const Context ctx = CpuContext();
+  const Context ctx = TestContext();
   for (const auto& [rows, n] : kSizes) {
     for (double scale : {1.0, 1e4}) {
       for (bool strided : {false, true}) {
@@ -68,8 +68,8 @@ void CheckForward(bool log) {
 void CheckGradients(bool log) {
   std::mt19937 rng = TestRng(2);
   for (const auto& [rows, n] : {Size{1, 1}, Size{3, 2}, Size{5, 7}, Size{2, 71}}) {
-    Tape tape(CpuForTests().pool());
-    const Context ctx = CpuContext(&tape);
+    Tape tape(BackendForTests());
+    const Context ctx = TestContext(&tape);
     Doubles z = RandomValues(rng, rows * n, 2.0);
     const Doubles w = RandomValues(rng, rows * n);
     const Tensor tz = ToTensor(ctx, z, {rows, n}, true);
@@ -155,8 +155,8 @@ TEST(CrossEntropy, MatchesReferenceAndGradientsForAllOptions) {
       SCOPED_TRACE(::testing::Message() << rows << "x" << n << " reduction " << int(c.options.reduction)
                                         << " smoothing " << c.options.label_smoothing << " weights " << c.class_weights
                                         << " soft " << c.soft);
-      Tape tape(CpuForTests().pool());
-      const Context ctx = CpuContext(&tape);
+      Tape tape(BackendForTests());
+      const Context ctx = TestContext(&tape);
       Doubles z = RandomValues(rng, rows * n, 2.0);
       std::vector<int32_t> targets;
       for (int64_t r = 0; r < rows; ++r) targets.push_back(static_cast<int32_t>(rng() % n));
@@ -190,7 +190,7 @@ TEST(CrossEntropy, MatchesReferenceAndGradientsForAllOptions) {
 }
 
 TEST(CrossEntropy, MaskedLogitsAndEmptyMeans) {
-  const Context ctx = CpuContext();
+  const Context ctx = TestContext();
   // A masked token that is no target costs nothing; a masked target costs infinity; nothing is NaN.
   const Tensor z = ToTensor(ctx, {0.0, -INFINITY, 1.0, -INFINITY, 2.0, 0.0}, {2, 3});
   CrossEntropyOptions none;
@@ -203,7 +203,7 @@ TEST(CrossEntropy, MaskedLogitsAndEmptyMeans) {
 }
 
 TEST(CrossEntropyDeathTest, RejectsTargetsOutsideOfTheVocabulary) {
-  const Context ctx = CpuContext();
+  const Context ctx = TestContext();
   const Tensor z = ToTensor(ctx, {0.0, 1.0}, {1, 2});
   EXPECT_DEATH(CrossEntropy(ctx, z, ctx.Ints({2}, {1}), {}), "target 2 of 2");
 }
@@ -226,8 +226,8 @@ TEST(LinearCrossEntropy, EqualsCrossEntropyOfLinear) {
     for (Reduction reduction : {Reduction::kSum, Reduction::kMean}) {
       for (bool strided : {false, true}) {
         const int64_t width = 24;
-        Tape tape(CpuForTests().pool());
-        const Context ctx = CpuContext(&tape);
+        Tape tape(BackendForTests());
+        const Context ctx = TestContext(&tape);
         const CrossEntropyOptions options{0.05f, -1, reduction, 0.001f};
         const Doubles x = RandomValues(rng, rows * width), weight = RandomValues(rng, n * width);
         std::vector<int32_t> targets;
@@ -309,8 +309,8 @@ TEST(LinearDistill, MatchesReferenceInEveryMode) {
     for (const auto& [rows, n] : {Size{1, 5}, Size{4, 37}, Size{70, 19}}) {
       for (bool weighted : {false, true}) {
         const int64_t width = 6, columns = 4;
-        Tape tape(CpuForTests().pool());
-        const Context ctx = CpuContext(&tape);
+        Tape tape(BackendForTests());
+        const Context ctx = TestContext(&tape);
         Doubles x = RandomValues(rng, rows * width);
         const Doubles weight = RandomValues(rng, n * width);
         const Teacher teacher = MakeTeacher(rng, rows, columns, n);
@@ -348,8 +348,8 @@ TEST(LinearDistill, GradientOfLogitsSumsToZeroAndVanishesAtTheTeacher) {
   const Doubles lp = LogSoftmaxOf(z, n);
   for (DistillMode mode : {DistillMode::kRenormalised, DistillMode::kRaw, DistillMode::kTail}) {
     for (int64_t k : {int64_t{3}, n}) {
-      Tape tape(CpuForTests().pool());
-      const Context ctx = CpuContext(&tape);
+      Tape tape(BackendForTests());
+      const Context ctx = TestContext(&tape);
       std::vector<int32_t> ids;
       Doubles logprobs;
       for (int64_t i = 0; i < k; ++i) {
@@ -379,7 +379,7 @@ TEST(LinearDistill, GradientOfLogitsSumsToZeroAndVanishesAtTheTeacher) {
 
 TEST(LinearDistill, TailStaysExactWhereTheStudentsTailVanishes) {
   // The student gives its candidates all but e^-40: 1 − Σp is 0 in fp32, its logarithm is not.
-  const Context ctx = CpuContext();
+  const Context ctx = TestContext();
   const Tensor x = ToTensor(ctx, {40.0, 0.0}, {1, 2}), identity = ToTensor(ctx, {1, 0, 0, 1}, {2, 2});
   const Tensor loss = LinearDistill(ctx, x, identity, ctx.Ints({0}, {1, 1}), ToTensor(ctx, {std::log(0.75)}, {1, 1}),
                                     DistillMode::kTail);
@@ -388,7 +388,7 @@ TEST(LinearDistill, TailStaysExactWhereTheStudentsTailVanishes) {
 
 TEST(TopLogprobs, MatchesFullSort) {
   std::mt19937 rng = TestRng(7);
-  const Context ctx = CpuContext();
+  const Context ctx = TestContext();
   for (const auto& [rows, n] : {Size{1, 1}, Size{5, 40}, Size{67, 3001}}) {
     for (int64_t k : {int64_t{0}, int64_t{1}, int64_t{20}, n}) {
       if (k > n) continue;
@@ -430,7 +430,7 @@ TEST(TopLogprobs, MatchesFullSort) {
 
 TEST(FusedLosses, ReadQuantisedWeights) {
   std::mt19937 rng = TestRng(8);
-  const Context ctx = CpuContext();
+  const Context ctx = TestContext();
   // Q8_0 blocks made by hand: scale 2^-6 (fp16 0x2400), values in [−127, 127]; exact in fp64.
   const int64_t n = 21, width = 64, rows = 3;
   std::vector<uint8_t> blocks;
@@ -446,8 +446,8 @@ TEST(FusedLosses, ReadQuantisedWeights) {
   }
   const Tensor w = PrepareWeight(ctx, Tensor::Wrap(blocks.data(), DType::kQ8_0, {n, width}));
   Doubles x = RandomValues(rng, rows * width);
-  Tape tape(CpuForTests().pool());
-  const Context train = CpuContext(&tape);
+  Tape tape(BackendForTests());
+  const Context train = TestContext(&tape);
   const Tensor tx = ToTensor(ctx, x, {rows, width});
   tape.Watch(tx);
   const std::vector<int32_t> targets = {3, 20, 0};

@@ -48,7 +48,7 @@ constexpr double kProductTolerance = 1e-6;
 
 TEST(Linear, MatchesReferenceForDenseWeights) {
   std::mt19937 rng = TestRng(10);
-  const Context ctx = CpuContext();
+  const Context ctx = TestContext();
   for (const auto& [m, n, k] :
        {Size{1, 1, 1}, Size{1, 33, 65}, Size{2, 17, 5}, Size{3, 8, 64}, Size{4, 100, 33}, Size{5, 16, 31},
         Size{7, 15, 321}, Size{13, 47, 640}, Size{33, 130, 1000}, Size{0, 3, 4}, Size{70, 1, 9}, Size{6, 5, 0}}) {
@@ -71,14 +71,14 @@ TEST(Linear, MatchesReferenceForDenseWeights) {
 // Row counts on both sides of every switch between kernels, row groups with and without a tail.
 TEST(Linear, MatchesReferenceForEveryStorageType) {
   std::mt19937 rng = TestRng(11);
-  const Context ctx = CpuContext();
+  const Context ctx = TestContext();
   for (DType dtype : kStorageTypes) {
     for (int64_t n : {1, 7, 8, 24, 61, 200}) {
       for (int64_t blocks : {1, 2, 5}) {
         const int64_t k = blocks * std::max<int64_t>(BlockElements(dtype), 32);
         const std::vector<uint8_t> bytes = RandomStorage(rng, dtype, n * k);
         const Doubles weight = StorageValues(dtype, bytes, n * k);
-        const Tensor raw = Tensor::Wrap(bytes.data(), dtype, {n, k});
+        const Tensor raw = StorageTensor(ctx, bytes, dtype, {n, k});
         const Tensor prepared = PrepareWeight(ctx, raw);
         EXPECT_EQ(prepared.dim(0), n);
         EXPECT_EQ(prepared.dim(1), k);
@@ -101,7 +101,7 @@ TEST(Linear, MatchesReferenceForEveryStorageType) {
 // roundings of Σ|x·w|, plus what it costs to count a block of 32 in steps of 2^-23 of its largest element.
 TEST(Linear, KeepsPrecisionBesideOutliers) {
   std::mt19937 rng = TestRng(12);
-  const Context ctx = CpuContext();
+  const Context ctx = TestContext();
   const int64_t n = 64, k = 256;
   for (DType dtype : {DType::kQ4_0, DType::kQ4_1, DType::kQ8_0}) {
     const std::vector<uint8_t> bytes = RandomStorage(rng, dtype, n * k);
@@ -124,7 +124,7 @@ TEST(Linear, KeepsPrecisionBesideOutliers) {
 }
 
 TEST(Linear, ExtremeInputs) {
-  const Context ctx = CpuContext();
+  const Context ctx = TestContext();
   std::mt19937 rng = TestRng(13);
   const int64_t n = 16, k = 64;
   for (DType dtype : {DType::kF32, DType::kQ4_0, DType::kQ4_1, DType::kQ8_0}) {
@@ -157,7 +157,7 @@ TEST(Linear, ExtremeInputs) {
 // Parts of a joined weight are row slices, also where they do not start on a group of rows.
 TEST(Linear, ReadsRowSlicesOfPreparedWeights) {
   std::mt19937 rng = TestRng(14);
-  const Context ctx = CpuContext();
+  const Context ctx = TestContext();
   const int64_t n = 40, k = 64;
   for (DType dtype : {DType::kQ4_0, DType::kQ4_1, DType::kQ8_0, DType::kF16, DType::kF32}) {
     const std::vector<uint8_t> bytes = RandomStorage(rng, dtype, n * k);
@@ -167,8 +167,8 @@ TEST(Linear, ReadsRowSlicesOfPreparedWeights) {
       const Doubles part(weight.begin() + begin * k, weight.begin() + end * k);
       for (int64_t m : {1, 3, 12}) {
         Doubles x = RandomValues(rng, m * k);
-        Tape tape(ctx.pool());
-        const Context train = CpuContext(&tape);
+        Tape tape(*ctx.backend);
+        const Context train = TestContext(&tape);
         const Tensor tx = ToTensor(ctx, x, {m, k});
         tape.Watch(tx);
         const Tensor out = Linear(train, tx, w.Slice(0, begin, end));
@@ -194,8 +194,8 @@ TEST(Linear, GradientsMatchCentralDifferences) {
   std::mt19937 rng = TestRng(15);
   for (const auto& [m, n, k] : {Size{1, 1, 1}, Size{3, 5, 7}, Size{9, 33, 18}, Size{20, 3, 40}}) {
     for (bool strided : {false, true}) {
-      Tape tape(CpuForTests().pool());
-      const Context ctx = CpuContext(&tape);
+      Tape tape(BackendForTests());
+      const Context ctx = TestContext(&tape);
       Doubles x = RandomValues(rng, m * k), weight = RandomValues(rng, n * k), bias = RandomValues(rng, n);
       const Doubles g = RandomValues(rng, m * n);
       const Tensor tx = ToTensor(ctx, x, {m, k}, strided), tw = ToTensor(ctx, weight, {n, k}),
@@ -215,13 +215,13 @@ TEST(Linear, GradientsMatchCentralDifferences) {
 // dx is linear in dout: each case is compared with the exact product. It adds to what is there.
 TEST(Linear, InputGradientOfEveryStorageType) {
   std::mt19937 rng = TestRng(16);
-  const Context ctx = CpuContext();
+  const Context ctx = TestContext();
   for (DType dtype : kStorageTypes) {
     const int64_t k = 2 * std::max<int64_t>(BlockElements(dtype), 48);
     for (int64_t n : {1, 8, 61, 300}) {
       const std::vector<uint8_t> bytes = RandomStorage(rng, dtype, n * k);
       const Doubles weight = StorageValues(dtype, bytes, n * k);
-      const Tensor raw = Tensor::Wrap(bytes.data(), dtype, {n, k});
+      const Tensor raw = StorageTensor(ctx, bytes, dtype, {n, k});
       for (int64_t m : {1, 2, 6, 19}) {
         const Doubles g = RandomValues(rng, m * n), start = RandomValues(rng, m * k);
         Doubles want = start;
@@ -245,8 +245,9 @@ TEST(Linear, InputGradientOfEveryStorageType) {
 }
 
 TEST(PrepareWeight, TakesNoMoreMemoryThanTheFile) {
+  STILLHOUSE_CPU_ONLY();
   std::mt19937 rng = TestRng(17);
-  const Context ctx = CpuContext();
+  const Context ctx = TestContext();
   for (DType dtype : kStorageTypes) {
     const int64_t n = 64, k = 1024;
     const std::vector<uint8_t> bytes = RandomStorage(rng, dtype, n * k);
@@ -256,14 +257,14 @@ TEST(PrepareWeight, TakesNoMoreMemoryThanTheFile) {
 }
 
 TEST(PrepareWeight, LeavesPlainFloatsAlone) {
-  const Context ctx = CpuContext();
+  const Context ctx = TestContext();
   const Tensor w = ToTensor(ctx, Doubles(32, 1.0), {4, 8});
   EXPECT_EQ(PrepareWeight(ctx, w).raw(), w.raw());
 }
 
 TEST(MatMul, MatchesReferenceForAnyStrides) {
   std::mt19937 rng = TestRng(18);
-  const Context ctx = CpuContext();
+  const Context ctx = TestContext();
   for (const auto& [m, n, k] : {Size{1, 1, 1}, Size{3, 5, 7}, Size{17, 33, 65}, Size{40, 1, 9}, Size{1, 50, 400},
                                 Size{64, 96, 128}, Size{5, 7, 0}, Size{0, 3, 2}, Size{130, 70, 350}}) {
     for (int64_t batch : {0, 1, 3}) {  // 0: matrices without a batch
@@ -313,8 +314,8 @@ TEST(MatMul, MatchesReferenceForAnyStrides) {
 // The result of a product does not depend on the number of threads or on timing.
 TEST(Linear, IsDeterministic) {
   std::mt19937 rng = TestRng(19);
-  const Context ctx = CpuContext();
-  auto alone = MakeCpuBackend({.threads = 1, .isa = IsaForTests()});
+  const Context ctx = TestContext();
+  auto alone = MakeBackendForTests(1);
   const Context single{alone.get(), nullptr};
   const int64_t n = 200, k = 320;
   for (DType dtype : {DType::kF32, DType::kQ4_1, DType::kQ8_0, DType::kQ5_0}) {
@@ -322,13 +323,14 @@ TEST(Linear, IsDeterministic) {
     const Tensor w = PrepareWeight(ctx, Tensor::Wrap(bytes.data(), dtype, {n, k}));
     for (int64_t m : {1, 4, 16}) {
       const Tensor x = ToTensor(ctx, RandomValues(rng, m * k), {m, k});
-      EXPECT_EQ(ctx.ToFloats(Linear(ctx, x, w)), single.ToFloats(Linear(single, x, w))) << DTypeName(dtype) << m;
+      const std::vector<float> first = ctx.ToFloats(Linear(ctx, x, w));
+      EXPECT_EQ(first, single.ToFloats(Linear(single, x, w))) << DTypeName(dtype) << m;
     }
   }
 }
 
 TEST(LinearDeathTest, RefusesShapesThatDoNotFit) {
-  const Context ctx = CpuContext();
+  const Context ctx = TestContext();
   EXPECT_DEATH(Linear(ctx, ToTensor(ctx, Doubles(6, 1.0), {2, 3}), ToTensor(ctx, Doubles(8, 1.0), {2, 4})), "check");
 }
 

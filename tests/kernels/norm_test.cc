@@ -26,7 +26,7 @@ constexpr float kEps = 1e-5f;
 
 TEST(RmsNorm, MatchesReferenceForAllWidths) {
   std::mt19937 rng = TestRng(1);
-  const Context ctx = CpuContext();
+  const Context ctx = TestContext();
   for (const Shape& shape : {Shape{1, 1}, Shape{3, 7}, Shape{5, 64}, Shape{33, 576}, Shape{2, 1023}, Shape{4, 3, 65},
                              Shape{19}, Shape{0, 8}, Shape{2, 3, 2, 9}}) {
     for (bool strided : {false, true}) {
@@ -45,7 +45,7 @@ TEST(RmsNorm, MatchesReferenceForAllWidths) {
 }
 
 TEST(RmsNorm, ExtremeValues) {
-  const Context ctx = CpuContext();
+  const Context ctx = TestContext();
   // Zeros give zeros (eps), large values neither overflow nor vanish.
   const Tensor zero = RmsNorm(ctx, ToTensor(ctx, Doubles(16, 0.0), {1, 16}), Tensor(), kEps);
   for (double v : ToDoubles(zero)) EXPECT_EQ(v, 0.0);
@@ -57,8 +57,8 @@ TEST(RmsNorm, GradientsMatchCentralDifferences) {
   std::mt19937 rng = TestRng(2);
   for (const Shape& shape : {Shape{3, 1}, Shape{5, 9}, Shape{4, 2, 17}, Shape{2, 70}}) {
     for (bool strided : {false, true}) {
-      Tape tape(CpuForTests().pool());
-      const Context ctx = CpuContext(&tape);
+      Tape tape(BackendForTests());
+      const Context ctx = TestContext(&tape);
       const int64_t width = shape.back();
       Doubles x = RandomValues(rng, Count(shape)), weight = RandomValues(rng, width);
       const Doubles w = RandomValues(rng, Count(shape));
@@ -86,8 +86,8 @@ TEST(RmsNorm, GradientsMatchCentralDifferences) {
 
 TEST(RmsNorm, GradientsAccumulate) {
   std::mt19937 rng = TestRng(3);
-  Tape tape(CpuForTests().pool());
-  const Context ctx = CpuContext(&tape);
+  Tape tape(BackendForTests());
+  const Context ctx = TestContext(&tape);
   const Tensor x = ToTensor(ctx, RandomValues(rng, 12), {3, 4});
   tape.Watch(x);
   // The same input twice: the gradient is the sum of both uses.
@@ -95,8 +95,8 @@ TEST(RmsNorm, GradientsAccumulate) {
   const Tensor ones = ToTensor(ctx, Doubles{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12}, {3, 4});
   tape.BackwardFrom({a, b}, {ones, ones});
   const Doubles twice = ToDoubles(tape.Grad(x));
-  Tape single(CpuForTests().pool());
-  const Context once = CpuContext(&single);
+  Tape single(BackendForTests());
+  const Context once = TestContext(&single);
   single.Watch(x);
   single.BackwardFrom({RmsNorm(once, x, Tensor(), kEps)}, {ones});
   const Doubles base = ToDoubles(single.Grad(x));

@@ -58,7 +58,7 @@ std::vector<int32_t> SomePositions(std::mt19937& rng, int64_t count) {
 
 TEST(Rope, MatchesReference) {
   std::mt19937 rng = TestRng(1);
-  const Context ctx = CpuContext();
+  const Context ctx = TestContext();
   for (const Case& c : Cases()) {
     for (bool strided : {false, true}) {
       RopeConfig config{c.layout, c.rope_dim, RopeFrequencies(100000.0, c.rope_dim)};
@@ -75,7 +75,7 @@ TEST(Rope, MatchesReference) {
 
 TEST(Rope, InverseUndoesForwardAlsoInPlaceAndScaled) {
   std::mt19937 rng = TestRng(2);
-  const Context ctx = CpuContext();
+  const Context ctx = TestContext();
   for (const Case& c : Cases()) {
     for (float scale : {1.0f, 1.25f}) {
       RopeConfig config{c.layout, c.rope_dim, RopeFrequencies(10000.0, c.rope_dim), scale};
@@ -96,8 +96,8 @@ TEST(Rope, GradientsMatchCentralDifferences) {
   std::mt19937 rng = TestRng(3);
   for (const Case& c : Cases()) {
     for (bool inverse : {false, true}) {
-      Tape tape(CpuForTests().pool());
-      const Context ctx = CpuContext(&tape);
+      Tape tape(BackendForTests());
+      const Context ctx = TestContext(&tape);
       RopeConfig config{c.layout, c.rope_dim, RopeFrequencies(10000.0, c.rope_dim), 1.5f};
       const Shape shape{std::min<int64_t>(c.rows, 4), c.heads, std::min<int64_t>(c.width, 10)};
       if (c.rope_dim > shape[2]) continue;
@@ -126,7 +126,7 @@ TEST(Rope, GradientsMatchCentralDifferences) {
 TEST(Rope, ScoresDependOnDistanceOnly) {
   // <R(p) q, R(p') k> is a function of p − p', also far out: fp32 angles would lose this at 128k.
   std::mt19937 rng = TestRng(4);
-  const Context ctx = CpuContext();
+  const Context ctx = TestContext();
   RopeConfig config{RopeLayout::kHalf, 64, RopeFrequencies(10000.0, 64)};
   const Doubles q = RandomValues(rng, 64), k = RandomValues(rng, 64);
   auto score = [&](int32_t a, int32_t b) {

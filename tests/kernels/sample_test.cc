@@ -11,9 +11,9 @@ namespace stillhouse::testing {
 namespace {
 
 SampledToken SampleOne(const std::vector<float>& logits, const SampleRow& row, int64_t vocabulary = 0) {
-  const Context ctx = CpuContext();
+  const Context ctx = TestContext();
   const int64_t n = static_cast<int64_t>(logits.size());
-  const Tensor t = Tensor::FromFloats(ctx.pool(), logits, {1, n});
+  const Tensor t = ctx.Floats(logits, {1, n});
   return Sample(ctx, t, vocabulary ? vocabulary : n, {row})[0];
 }
 
@@ -116,8 +116,8 @@ TEST(Sample, InvalidRowsAreFlagged) {
     EXPECT_TRUE(SampleOne({1, 2}, row).invalid);
     EXPECT_EQ(SampleOne({1, 2, 0}, row).id, 2);
     // Only the bad row fails.
-    const Context ctx = CpuContext();
-    const Tensor two = Tensor::FromFloats(ctx.pool(), {1.0f, std::nanf(""), 3.0f, 2.0f}, {2, 2});
+    const Context ctx = TestContext();
+    const Tensor two = ctx.Floats({1.0f, std::nanf(""), 3.0f, 2.0f}, {2, 2});
     const auto out = Sample(ctx, two, 2, {SampleRow{}, SampleRow{}});
     EXPECT_TRUE(out[0].invalid);
     EXPECT_EQ(out[1].id, 0);
@@ -213,7 +213,7 @@ TEST(Sample, ExtremeSettings) {
 
 TEST(Sample, DrawsDoNotDependOnTheBatch) {
   std::mt19937 rng = TestRng(4);
-  const Context ctx = CpuContext();
+  const Context ctx = TestContext();
   const int64_t n = 500, rows = 17;
   const std::vector<float> z = RandomLogits(rng, n * rows, 2.0);
   std::vector<SampleRow> settings(static_cast<size_t>(rows));
@@ -223,7 +223,7 @@ TEST(Sample, DrawsDoNotDependOnTheBatch) {
     settings[r].seed = r;
     settings[r].step = 3;
   }
-  const auto together = Sample(ctx, Tensor::FromFloats(ctx.pool(), z, {rows, n}), n, settings);
+  const auto together = Sample(ctx, ctx.Floats(z, {rows, n}), n, settings);
   for (size_t r = 0; r < settings.size(); ++r) {
     const std::vector<float> own(z.begin() + static_cast<int64_t>(r) * n, z.begin() + static_cast<int64_t>(r + 1) * n);
     EXPECT_EQ(SampleOne(own, settings[r]).id, together[r].id);

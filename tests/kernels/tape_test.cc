@@ -31,8 +31,8 @@ Net MakeNet(const Context& ctx, uint32_t stream) {
 }
 
 TEST(Tape, ViewsShareTheGradientOfTheirStorage) {
-  Tape tape(CpuForTests().pool());
-  const Context ctx = CpuContext(&tape);
+  Tape tape(BackendForTests());
+  const Context ctx = TestContext(&tape);
   std::mt19937 rng = TestRng(60);
   const Tensor x = ToTensor(ctx, RandomValues(rng, 24), {4, 6});
   tape.Watch(x);
@@ -54,8 +54,8 @@ TEST(Tape, ViewsShareTheGradientOfTheirStorage) {
 TEST(Tape, CheckpointEqualsPlain) {
   Doubles grads[2][3], outs[2];
   for (bool checkpoint : {false, true}) {
-    Tape tape(CpuForTests().pool());
-    const Context ctx = CpuContext(&tape);
+    Tape tape(BackendForTests());
+    const Context ctx = TestContext(&tape);
     const Net net = MakeNet(ctx, 61);
     for (const Tensor& t : {net.x, net.w1, net.w2}) tape.Watch(t);
     const CheckpointFn layer = [&net](const Context& inner, const std::vector<Tensor>& inputs) {
@@ -78,8 +78,8 @@ TEST(Tape, CheckpointEqualsPlain) {
 TEST(Tape, NestedCheckpointsWork) {
   Doubles grads[2];
   for (bool nested : {false, true}) {
-    Tape tape(CpuForTests().pool());
-    const Context ctx = CpuContext(&tape);
+    Tape tape(BackendForTests());
+    const Context ctx = TestContext(&tape);
     const Net net = MakeNet(ctx, 62);
     tape.Watch(net.w1);
     const CheckpointFn layer = [&net](const Context& inner, const std::vector<Tensor>& inputs) {
@@ -98,8 +98,8 @@ TEST(Tape, NestedCheckpointsWork) {
 // A function with two outputs of which one is used, an output that depends on no wanted input, and gradients that reach
 // a view of an output.
 TEST(Tape, CheckpointWithPartlyUsedOutputs) {
-  Tape tape(CpuForTests().pool());
-  const Context ctx = CpuContext(&tape);
+  Tape tape(BackendForTests());
+  const Context ctx = TestContext(&tape);
   const Net net = MakeNet(ctx, 63);
   tape.Watch(net.x);
   const CheckpointFn fn = [&net](const Context& inner, const std::vector<Tensor>& inputs) {
@@ -117,8 +117,8 @@ TEST(Tape, CheckpointWithPartlyUsedOutputs) {
 }
 
 TEST(Tape, UnwantedInputsCostNothing) {
-  Tape tape(CpuForTests().pool());
-  const Context ctx = CpuContext(&tape);
+  Tape tape(BackendForTests());
+  const Context ctx = TestContext(&tape);
   const Net net = MakeNet(ctx, 64);
   // Nothing is watched: nothing is recorded.
   Block(ctx, net.x, net.w1, net.w2);
@@ -135,8 +135,8 @@ TEST(Tape, UnwantedInputsCostNothing) {
 }
 
 TEST(Tape, BackwardSkipsBranchesWithoutGradient) {
-  Tape tape(CpuForTests().pool());
-  const Context ctx = CpuContext(&tape);
+  Tape tape(BackendForTests());
+  const Context ctx = TestContext(&tape);
   const Net net = MakeNet(ctx, 65);
   tape.Watch(net.x);
   const Tensor used = Add(ctx, net.x, net.x);
@@ -148,8 +148,8 @@ TEST(Tape, BackwardSkipsBranchesWithoutGradient) {
 }
 
 TEST(Tape, PauseRecordsNothing) {
-  Tape tape(CpuForTests().pool());
-  const Context ctx = CpuContext(&tape);
+  Tape tape(BackendForTests());
+  const Context ctx = TestContext(&tape);
   const Net net = MakeNet(ctx, 66);
   tape.Watch(net.x);
   {
@@ -164,28 +164,28 @@ TEST(Tape, PauseRecordsNothing) {
 }
 
 TEST(Tape, BackwardSeedsALossAndFreesWhatWasSaved) {
-  Tape tape(CpuForTests().pool());
-  const Context ctx = CpuContext(&tape);
+  Tape tape(BackendForTests());
+  const Context ctx = TestContext(&tape);
   const Tensor x = ToTensor(ctx, {3.0}, {1, 1}), w = ToTensor(ctx, {2.0}, {1, 1});
   tape.Watch(w);
   {
     const Tensor out = Linear(ctx, x, w);
     tape.Backward(out, 0.5f);
   }
-  EXPECT_EQ(tape.Grad(w).f32()[0], 1.5f);
+  EXPECT_EQ(ToDoubles(tape.Grad(w))[0], 1.5);
   // Leaf gradients outlive the pass, and a second one adds to them.
   tape.Backward(Linear(ctx, x, w), 1.0f);
-  EXPECT_EQ(tape.Grad(w).f32()[0], 4.5f);
+  EXPECT_EQ(ToDoubles(tape.Grad(w))[0], 4.5);
 }
 
 TEST(Tape, MemoryOfIntermediatesReturnsDuringBackward) {
-  BufferPool& pool = CpuForTests().pool();
-  const Context plain = CpuContext();
+  BufferPool& pool = BackendForTests().pool();
+  const Context plain = TestContext();
   const Net net = MakeNet(plain, 67);
   const size_t before = pool.lent_bytes();
   {
-    Tape tape(pool);
-    const Context ctx = CpuContext(&tape);
+    Tape tape(BackendForTests());
+    const Context ctx = TestContext(&tape);
     tape.Watch(net.x);
     {
       Tensor h = net.x;
@@ -199,8 +199,8 @@ TEST(Tape, MemoryOfIntermediatesReturnsDuringBackward) {
 }
 
 TEST(TapeDeathTest, ALossThatDependsOnNothingIsABug) {
-  Tape tape(CpuForTests().pool());
-  const Tensor loss = ToTensor(CpuContext(), {1.0}, {1});
+  Tape tape(BackendForTests());
+  const Tensor loss = ToTensor(TestContext(), {1.0}, {1});
   EXPECT_DEATH(tape.Backward(loss), "does not depend");
 }
 

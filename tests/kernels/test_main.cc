@@ -15,7 +15,11 @@ int main(int argc, char** argv) {
     std::printf("skipped: this machine lacks the instruction set of STILLHOUSE_TEST_ISA\n");
     return 77;
   }
-  std::printf("%s, STILLHOUSE_TEST_SEED=%u\n", stillhouse::testing::CpuForTests().name(),
+  if (stillhouse::testing::CudaForTests() && !stillhouse::testing::MakeBackendForTests(1)) {
+    std::printf("skipped: there is no GPU for STILLHOUSE_TEST_DEVICE=cuda\n");
+    return 77;
+  }
+  std::printf("%s, STILLHOUSE_TEST_SEED=%u\n", stillhouse::testing::BackendForTests().name(),
               stillhouse::testing::TestSeed());
   return RUN_ALL_TESTS();
 }

@@ -220,7 +220,7 @@ class GoldenCartridge : public ::testing::Test {
   // Loss and its gradient with respect to every layer's K and V.
   double Loss(const std::string& mode, bool checkpoint) {
     const json& c = Golden()["cartridge"];
-    Tape tape(Model().ctx.pool());
+    Tape tape(*Model().ctx.backend);
     Context ctx = Model().ctx;
     ctx.tape = &tape;
     for (const LayerKv& layer : memory_->layers) {

@@ -1,0 +1,91 @@
+// Tensors as the runs of attention's kernels, and the upload of a call's tables.
+#ifndef STILLHOUSE_KERNELS_CUDA_ATTENTION_TABLES_H_
+#define STILLHOUSE_KERNELS_CUDA_ATTENTION_TABLES_H_
+
+#include <cstring>
+#include <initializer_list>
+#include <memory>
+#include <vector>
+
+#include "kernels/cuda/attention_launch.h"
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/ops/attention.h"
+
+namespace stillhouse::cuda {
+
+// True where rows of a tensor (its last dimension) may be read 16 bytes at a time: start, width, and the strides of the
+// named dimensions.
+inline bool IsVector(const Tensor& t, std::initializer_list<int> dims) {
+  const int64_t size = BlockBytes(t.dtype());
+  if (reinterpret_cast<uintptr_t>(t.raw()) % 16 != 0 || t.dim(-1) * size % 16 != 0) return false;
+  for (int d : dims) {
+    if (t.dim(d) > 1 && t.stride(d) * size % 16 != 0) return false;
+  }
+  return true;
+}
+
+inline AttentionRun SegmentRun(const KvSegment& s) {
+  AttentionRun run;
+  run.slots = static_cast<int32_t>(s.k.dim(1));
+  if (run.slots == 0) return run;
+  run.k = s.k.raw();
+  run.v = s.v.raw();
+  run.k_head = s.k.stride(0);
+  run.k_row = s.k.stride(1);
+  run.v_head = s.v.stride(0);
+  run.v_row = s.v.stride(1);
+  if (s.beta) {
+    run.beta = s.beta.f32();
+    run.beta_head = s.beta.stride(0);
+  }
+  run.memory = s.memory;
+  run.vector = IsVector(s.k, {0, 1}) && IsVector(s.v, {0, 1});
+  return run;
+}
+
+// All rows of a step, [R, H_kv, d].
+inline AttentionRun OwnRun(const Tensor& k, const Tensor& v) {
+  AttentionRun run;
+  run.slots = static_cast<int32_t>(k.dim(0));
+  if (run.slots == 0) return run;
+  run.k = k.raw();
+  run.v = v.raw();
+  run.k_row = k.stride(0);
+  run.k_head = k.stride(1);
+  run.v_row = v.stride(0);
+  run.v_head = v.stride(1);
+  run.causal = true;
+  run.vector = IsVector(k, {0, 1}) && IsVector(v, {0, 1});
+  return run;
+}
+
+// Several tables in one copy to the device.
+class TableUpload {
+ public:
+  // The table's place.
+  template <typename T>
+  size_t Add(const std::vector<T>& table) {
+    const size_t at = (bytes_.size() + 15) / 16 * 16;
+    bytes_.resize(at + table.size() * sizeof(T));
+    if (!table.empty()) std::memcpy(bytes_.data() + at, table.data(), table.size() * sizeof(T));
+    return at;
+  }
+
+  // After the last Add.
+  void Upload(Backend& backend) {
+    if (!bytes_.empty()) buffer_ = UploadAsync(backend, bytes_.data(), bytes_.size());
+  }
+
+  template <typename T>
+  const T* At(size_t place) const {
+    return buffer_ ? reinterpret_cast<const T*>(static_cast<const char*>(buffer_->data()) + place) : nullptr;
+  }
+
+ private:
+  std::vector<char> bytes_;
+  std::shared_ptr<Buffer> buffer_;
+};
+
+}  // namespace stillhouse::cuda
+
+#endif  // STILLHOUSE_KERNELS_CUDA_ATTENTION_TABLES_H_

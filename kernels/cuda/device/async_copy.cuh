@@ -1,0 +1,39 @@
+// Copies from global to shared memory that run beside the arithmetic (cp.async), in groups that a thread waits for.
+#ifndef STILLHOUSE_KERNELS_CUDA_DEVICE_ASYNC_COPY_CUH_
+#define STILLHOUSE_KERNELS_CUDA_DEVICE_ASYNC_COPY_CUH_
+
+#include <cstdint>
+
+namespace stillhouse::cuda {
+
+__device__ __forceinline__ uint32_t SharedAddress(const void* shared) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+}
+
+// 16 bytes; both addresses are multiples of 16. Where `valid` is false nothing is read and zeros are written.
+__device__ __forceinline__ void CopyAsync16(void* shared, const void* global, bool valid = true) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(SharedAddress(shared)), "l"(global),
+               "r"(valid ? 16 : 0)
+               : "memory");
+}
+
+// Ends the thread's current group (which may be empty).
+__device__ __forceinline__ void CopyAsyncCommit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
+
+// Waits until at most the last `kPending` groups of the thread are under way. Other threads' copies need a barrier too.
+template <int kPending>
+__device__ __forceinline__ void CopyAsyncWait() {
+  asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
+}
+
+// A kernel launched with the programmatic attribute starts while the one before it still runs; what that one wrote may
+// be read after this.
+__device__ __forceinline__ void WaitForPreviousKernel() { asm volatile("griddepcontrol.wait;\n" ::: "memory"); }
+// Lets the next such kernel start early.
+__device__ __forceinline__ void LetNextKernelStart() {
+  asm volatile("griddepcontrol.launch_dependents;\n" ::: "memory");
+}
+
+}  // namespace stillhouse::cuda
+
+#endif  // STILLHOUSE_KERNELS_CUDA_DEVICE_ASYNC_COPY_CUH_
