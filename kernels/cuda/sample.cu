@@ -186,7 +186,7 @@ __device__ void Narrow(const float* z, int64_t n, uint64_t wanted, const Weight&
   const Cut before = cut;
   const auto left = [&](int64_t i, float x) { return before.Keeps(i, x) ? weight(x) : uint64_t{0}; };
   const uint32_t key = KeyHolding<kThreads>(z, n, wanted, left);
-  if (key <= cut.key) return;  // what is left is just enough, or less
+  if (key == 0) return;  // all that is left sums to less
   const uint64_t above =
       SumOverRow<kThreads>(z, n, [&](int64_t i, float x) { return LogitKey(x) > key ? left(i, x) : uint64_t{0}; });
   const uint64_t of_one = each(KeyLogit(key));
@@ -198,8 +198,8 @@ __device__ void Narrow(const float* z, int64_t n, uint64_t wanted, const Weight&
 }
 
 // Draws where cuts keep more than fits into a list (flat distributions): the row is read once for every bit of a key.
-__device__ int32_t DrawFromRow(const SampleSettings& s, const Weights& weights, const float* z, int64_t n,
-                               bool cut_count) {
+__device__ __noinline__ int32_t DrawFromRow(const SampleSettings& s, const Weights& weights, const float* z, int64_t n,
+                                            bool cut_count) {
   Cut cut;
   if (cut_count) {
     const auto one = [](float) { return uint64_t{1}; };
