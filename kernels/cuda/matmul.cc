@@ -1,16 +1,266 @@
 #include "kernels/ops/matmul.h"
 
+#include <algorithm>
+
+#include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_kernels.h"
+#include "kernels/cuda/matmul_launch.h"
+#include "kernels/cuda/quant_launch.h"
+#include "kernels/cuda/rows.h"
 
 namespace stillhouse::cuda {
+namespace {
 
-void PrepareWeight(Backend& backend, const PrepareWeightArgs& args) {
-  if (args.weight.device() == DeviceType::kCuda) {
-    *args.out = args.weight;
+// A matrix as cuBLAS sees one: column-major, so that a row-major matrix is its own transpose.
+struct Operand {
+  const void* data;
+  int64_t ld;
+  bool transposed = false;
+  int64_t batch_stride = 0;
+};
+
+// C [m, n] = alpha · op(A) [m, k] · op(B) [k, n] + beta · C, all column-major; A and B of one type, C f32.
+struct Product {
+  int64_t m, n, k;
+  Operand a, b;
+  float* c;
+  int64_t ldc;
+  int64_t c_batch_stride = 0;
+  int64_t batch = 1;
+  float alpha = 1.0f, beta = 0.0f;
+  bool bf16 = false;
+};
+
+void Run(Backend& backend, const Product& p) {
+  DeviceOf(backend).WithCublas([&](cublasHandle_t handle) {
+    const cudaDataType type = p.bf16 ? CUDA_R_16BF : CUDA_R_32F;
+    const cublasOperation_t ta = p.a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasOperation_t tb = p.b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
+    if (p.batch == 1) {
+      STILLHOUSE_CUBLAS_CHECK(cublasGemmEx_64(handle, ta, tb, p.m, p.n, p.k, &p.alpha, p.a.data, type, p.a.ld, p.b.data,
+                                              type, p.b.ld, &p.beta, p.c, CUDA_R_32F, p.ldc, CUBLAS_COMPUTE_32F,
+                                              CUBLAS_GEMM_DEFAULT));
+    } else {
+      STILLHOUSE_CUBLAS_CHECK(cublasGemmStridedBatchedEx_64(
+          handle, ta, tb, p.m, p.n, p.k, &p.alpha, p.a.data, type, p.a.ld, p.a.batch_stride, p.b.data, type, p.b.ld,
+          p.b.batch_stride, &p.beta, p.c, CUDA_R_32F, p.ldc, p.c_batch_stride, p.batch, CUBLAS_COMPUTE_32F,
+          CUBLAS_GEMM_DEFAULT));
+    }
+  });
+}
+
+// Distance of rows; a single row may carry any stride.
+int64_t RowStride(const Tensor& t) { return t.dim(0) > 1 ? t.stride(0) : std::max<int64_t>(t.dim(1), 1); }
+
+void CheckLinear(const Tensor& x, const Tensor& weight, const Tensor& out) {
+  STILLHOUSE_CHECK(weight.rank() == 2 && weight.contiguous() && weight.device() == DeviceType::kCuda)
+      << weight.DebugString();
+  CheckMatrix(x, x.dim(0), weight.dim(1));
+  CheckMatrix(out, x.dim(0), weight.dim(0));
+}
+
+// Floats of a decoded chunk of a weight that was not prepared.
+constexpr int64_t kChunkFloats = int64_t{16} << 20;
+
+// Calls body(first row, rows, their data) for a weight's rows in the type of the product: all at once where they are
+// stored so, else in decoded chunks.
+template <typename Body>
+void ForWeightRows(Backend& backend, const Tensor& weight, bool bf16, const Body& body) {
+  if (weight.dtype() == DType::kF32 || bf16) {
+    body(int64_t{0}, weight.dim(0), weight.raw());
     return;
   }
-  *args.out = Tensor::Empty(backend.pool(), args.weight.dtype(), args.weight.shape());
-  backend.Upload(args.weight.raw(), *args.out);
+  const int64_t n = weight.dim(0), k = weight.dim(1);
+  const int64_t rows = std::clamp<int64_t>(kChunkFloats / std::max<int64_t>(k, 1), 1, n);
+  const Tensor decoded = Tensor::Empty(backend.pool(), DType::kF32, {rows, k});
+  for (int64_t begin = 0; begin < n; begin += rows) {
+    DecodeParams params;
+    params.dtype = weight.dtype();
+    params.in = static_cast<const char*>(weight.raw()) + begin * RowBytes(weight.dtype(), k);
+    params.rows = params.in_rows = std::min(rows, n - begin);
+    params.width = params.out_stride = k;
+    params.out = decoded.f32();
+    LaunchDecode(params, StreamOf(backend));
+    body(begin, params.rows, decoded.raw());
+  }
+}
+
+// bf16 weights are multiplied as such only where the backend stores weights so: elsewhere products are exact in fp32.
+bool Bf16Product(Backend& backend, const Tensor& weight) {
+  return weight.dtype() == DType::kBF16 && DeviceOf(backend).storage() == CudaStorage::kBf16;
+}
+
+// Rows in the type of the product; `rounded` keeps the scratch alive.
+Operand RowsOperand(Backend& backend, const Tensor& t, bool bf16, Tensor* rounded) {
+  if (!bf16) return {t.raw(), RowStride(t)};
+  *rounded = Tensor::Empty(backend.pool(), DType::kBF16, {t.dim(0), t.dim(1)});
+  LaunchRoundRows(t.f32(), RowStride(t), t.dim(0), t.dim(1), rounded->raw(), StreamOf(backend));
+  return {rounded->raw(), std::max<int64_t>(t.dim(1), 1)};
+}
+
+}  // namespace
+
+void LinearInto(Backend& backend, const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out) {
+  CheckLinear(x, weight, out);
+  const int64_t m = x.dim(0), n = weight.dim(0), k = x.dim(1);
+  if (m == 0 || n == 0) return;
+  if (bias || k == 0) {
+    LaunchFillRows(out.f32(), RowStride(out), VectorOf(bias, n), m, n, StreamOf(backend));
+    if (k == 0) return;
+  }
+  const bool bf16 = Bf16Product(backend, weight);
+  Tensor rounded;
+  const Operand rows = RowsOperand(backend, x, bf16, &rounded);
+  ForWeightRows(backend, weight, bf16, [&](int64_t begin, int64_t count, const void* data) {
+    Run(backend, {.m = count,
+                  .n = m,
+                  .k = k,
+                  .a = {data, k, true},
+                  .b = rows,
+                  .c = out.f32() + begin,
+                  .ldc = RowStride(out),
+                  .beta = bias ? 1.0f : 0.0f,
+                  .bf16 = bf16});
+  });
+}
+
+void LinearGradInto(Backend& backend, const Tensor& dout, const Tensor& weight, const Tensor& dx) {
+  CheckLinear(dx, weight, dout);
+  const int64_t m = dx.dim(0), n = weight.dim(0), k = dx.dim(1);
+  if (m == 0 || n == 0 || k == 0) return;
+  const bool bf16 = Bf16Product(backend, weight);
+  Tensor rounded;
+  const Operand rows = RowsOperand(backend, dout, bf16, &rounded);
+  const int64_t element = bf16 ? 2 : 4;
+  ForWeightRows(backend, weight, bf16, [&](int64_t begin, int64_t count, const void* data) {
+    Operand part = rows;
+    part.data = static_cast<const char*>(rows.data) + begin * element;
+    Run(backend, {.m = k,
+                  .n = m,
+                  .k = count,
+                  .a = {data, k},
+                  .b = part,
+                  .c = dx.f32(),
+                  .ldc = RowStride(dx),
+                  .beta = 1.0f,
+                  .bf16 = bf16});
+  });
+}
+
+void Linear(Backend& backend, const LinearArgs& args) { LinearInto(backend, args.x, args.weight, args.bias, args.out); }
+
+void LinearGrad(Backend& backend, const LinearGradArgs& args) {
+  const int64_t m = args.dout.dim(0), n = args.dout.dim(1);
+  if (args.dx) LinearGradInto(backend, args.dout, args.weight, args.dx);
+  if (args.dweight) {
+    STILLHOUSE_CHECK(args.weight.dtype() == DType::kF32) << args.weight.DebugString();
+    const int64_t k = args.x.dim(1);
+    CheckMatrix(args.x, m, k);
+    CheckMatrix(args.dweight, n, k);
+    if (m > 0 && n > 0 && k > 0) {
+      Run(backend, {.m = k,
+                    .n = n,
+                    .k = m,
+                    .a = {args.x.raw(), RowStride(args.x)},
+                    .b = {args.dout.raw(), RowStride(args.dout), true},
+                    .c = args.dweight.f32(),
+                    .ldc = RowStride(args.dweight),
+                    .beta = 1.0f});
+    }
+  }
+  if (args.dbias) {
+    LaunchColumnSums(args.dout.f32(), RowStride(args.dout), m, n, VectorOf(args.dbias, n), StreamOf(backend));
+  }
+}
+
+namespace {
+
+// The last two dimensions of a tensor as a column-major operand of the product Cᵀ = Bᵀ·Aᵀ; one of them must be
+// contiguous (others are copied to scratch first).
+Operand MatrixOperand(Backend& backend, const Tensor& t, Tensor* copy) {
+  const Tensor* source = &t;
+  const bool row_major = t.dim(-1) <= 1 || t.stride(-1) == 1, col_major = t.dim(-2) <= 1 || t.stride(-2) == 1;
+  if (!row_major && !col_major) {
+    *copy = Tensor::Empty(backend.pool(), DType::kF32, t.shape());
+    backend.Copy(t, *copy);
+    source = copy;
+  }
+  Operand operand;
+  operand.data = source->raw();
+  operand.batch_stride = source->rank() == 3 ? source->stride(0) : 0;
+  operand.transposed = !(source->dim(-1) <= 1 || source->stride(-1) == 1);
+  const int64_t width = operand.transposed ? source->dim(-2) : source->dim(-1);
+  const int64_t count = operand.transposed ? source->dim(-1) : source->dim(-2);
+  operand.ld = std::max<int64_t>(width, 1);
+  if (count > 1) operand.ld = operand.transposed ? source->stride(-1) : source->stride(-2);
+  return operand;
+}
+
+}  // namespace
+
+void MatMul(Backend& backend, const MatMulArgs& args) {
+  Tensor a = args.a, b = args.b, c = args.out;
+  STILLHOUSE_CHECK(a.rank() == b.rank() && a.rank() == c.rank() && (a.rank() == 2 || a.rank() == 3));
+  if (c.dim(-1) > 1 && c.stride(-1) != 1) {
+    // Cᵀ = Bᵀ·Aᵀ.
+    STILLHOUSE_CHECK(c.dim(-2) <= 1 || c.stride(-2) == 1) << "rows or columns of a product must be contiguous";
+    std::swap(a, b);
+    a = a.Transpose(-1, -2);
+    b = b.Transpose(-1, -2);
+    c = c.Transpose(-1, -2);
+  }
+  const int64_t batch = a.rank() == 3 ? a.dim(0) : 1;
+  const int64_t m = c.dim(-2), n = c.dim(-1), k = a.dim(-1);
+  STILLHOUSE_CHECK(a.dim(-2) == m && b.dim(-2) == k && b.dim(-1) == n) << a.DebugString() << b.DebugString();
+  if (a.rank() == 3) STILLHOUSE_CHECK(b.dim(0) == batch && c.dim(0) == batch);
+  if (batch == 0 || m == 0 || n == 0) return;
+  const int64_t ldc = m > 1 ? c.stride(-2) : std::max<int64_t>(n, 1);
+  const int64_t c_batch = c.rank() == 3 ? c.stride(0) : 0;
+  if (k == 0) {
+    for (int64_t i = 0; i < batch && !args.accumulate; ++i) {
+      LaunchFillRows(c.f32() + i * c_batch, ldc, nullptr, m, n, StreamOf(backend));
+    }
+    return;
+  }
+  Tensor a_copy, b_copy;
+  // Column-major cuBLAS computes Cᵀ [n, m] = Bᵀ · Aᵀ: a row-major B is Bᵀ as it lies.
+  Product product{.m = n,
+                  .n = m,
+                  .k = k,
+                  .a = MatrixOperand(backend, b, &b_copy),
+                  .b = MatrixOperand(backend, a, &a_copy),
+                  .c = c.f32(),
+                  .ldc = ldc,
+                  .c_batch_stride = c_batch,
+                  .batch = batch,
+                  .alpha = args.alpha,
+                  .beta = args.accumulate ? 1.0f : 0.0f};
+  Run(backend, product);
+}
+
+void PrepareWeight(Backend& backend, const PrepareWeightArgs& args) {
+  const Tensor& weight = args.weight;
+  const bool to_bf16 = DeviceOf(backend).storage() == CudaStorage::kBf16;
+  const DType stored = to_bf16 ? DType::kBF16 : DType::kF32;
+  STILLHOUSE_CHECK(weight.rank() == 2 && weight.contiguous()) << weight.DebugString();
+  Tensor device = weight;
+  if (weight.device() != DeviceType::kCuda) {
+    device = Tensor::Empty(backend.pool(), weight.dtype(), weight.shape());
+    backend.Upload(weight.raw(), device);
+  }
+  if (weight.dtype() == stored) {
+    *args.out = device;
+    return;
+  }
+  *args.out = Tensor::Empty(backend.pool(), stored, weight.shape());
+  DecodeParams params;
+  params.dtype = weight.dtype();
+  params.in = device.raw();
+  params.rows = params.in_rows = weight.dim(0);
+  params.width = params.out_stride = weight.dim(1);
+  params.out = args.out->raw();
+  params.to_bf16 = to_bf16;
+  LaunchDecode(params, StreamOf(backend));
 }
 
 }  // namespace stillhouse::cuda

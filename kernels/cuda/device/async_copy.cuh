@@ -17,6 +17,11 @@ __device__ __forceinline__ void CopyAsync16(void* shared, const void* global, bo
                : "memory");
 }
 
+// 4 bytes.
+__device__ __forceinline__ void CopyAsync4(void* shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(SharedAddress(shared)), "l"(global) : "memory");
+}
+
 // Ends the thread's current group (which may be empty).
 __device__ __forceinline__ void CopyAsyncCommit() { asm volatile("cp.async.commit_group;\n" ::: "memory"); }
 

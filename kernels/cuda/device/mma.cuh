@@ -43,6 +43,13 @@ __device__ __forceinline__ uint32_t PackBf16(float low, float high) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
+// 2^x to about 2 ulp; 0 for −inf.
+__device__ __forceinline__ float Exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(y) : "f"(x));
+  return y;
+}
+
 }  // namespace stillhouse::cuda
 
 #endif  // STILLHOUSE_KERNELS_CUDA_DEVICE_MMA_CUH_

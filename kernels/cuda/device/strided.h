@@ -24,7 +24,6 @@ struct Rows {
 
   STILLHOUSE_CUDA_INLINE float* at(int64_t r) const {
     int64_t offset = 0;
-#pragma unroll
     for (int i = kMaxOuterDims - 1; i > 0; --i) {
       if (i >= rank) continue;
       offset += r % dims[i] * strides[i];
