@@ -1,5 +1,5 @@
-// Attention forward in fp32: tiles of queries over ranges of slots, each with its running softmax (Dao et al. 2022), and
-// the merge of the ranges (Dao et al. 2023).
+// Attention forward in fp32: tiles of queries over ranges of slots, each with its running softmax (Dao et al. 2022),
+// and the merge of the ranges (Dao et al. 2023).
 #include <algorithm>
 #include <cmath>
 
@@ -23,19 +23,20 @@ template <int kWidth, bool kWide>
 struct Layout {
   static constexpr int kQueries = kWide ? kAttentionWide : kAttentionNarrowF32;
   static constexpr int kThreads = kWide ? 256 : 128;
-  static constexpr int kRows = 4;                                   // of a thread, in both
+  static constexpr int kRows = 4;  // of a thread, in both
   static constexpr int kRowGroups = kQueries / kRows;
-  static constexpr int kScoreThreads = kThreads / kRowGroups;       // along the slots
-  static constexpr int kScores = kStep / kScoreThreads;             // a thread's slots
+  static constexpr int kScoreThreads = kThreads / kRowGroups;                // along the slots
+  static constexpr int kScores = kStep / kScoreThreads;                      // a thread's slots
   static constexpr int kChunkThreads = std::min(kWidth / 4, kScoreThreads);  // along the columns
-  static constexpr int kChunks = kWidth / 4 / kChunkThreads;        // a thread's chunks of four columns
+  static constexpr int kChunks = kWidth / 4 / kChunkThreads;                 // a thread's chunks of four columns
   static constexpr int kSlotParts = kScoreThreads / kChunkThreads;  // threads that share a chunk, each with its slots
   static constexpr int kStride = TileStride(kWidth);
   static constexpr int kScoreStride = TileStride(kStep);
   // Floats of shared memory: q, k, v, scores, and (m, ℓ memory, ℓ rest, factor) of each query.
   static constexpr int kFloats = (kQueries + 2 * kStep) * kStride + kQueries * kScoreStride + 4 * kQueries;
   static constexpr int kBytes = kFloats * 4;
-  static_assert(kSlotParts == 1 || kSlotParts * kQueries * kWidth <= 2 * kStep * kStride, "parts are summed in k and v");
+  static_assert(kSlotParts == 1 || kSlotParts * kQueries * kWidth <= 2 * kStep * kStride,
+                "parts are summed in k and v");
 };
 
 template <int kWidth, bool kWide>
@@ -52,6 +53,7 @@ __global__ void __launch_bounds__(Layout<kWidth, kWide>::kThreads)
   float* const rest_sum = memory_sum + L::kQueries;
   float* const factor_of = rest_sum + L::kQueries;
 
+  LetNextKernelStart();
   const int kv = static_cast<int>(blockIdx.x) / items.count;
   const AttentionItem item = items.items[static_cast<int>(blockIdx.x) % items.count];
   const int group = t.heads / t.kv_heads;
@@ -111,11 +113,12 @@ __global__ void __launch_bounds__(Layout<kWidth, kWide>::kThreads)
     {
       float s[L::kRows][L::kScores] = {};
       DotTile<L::kRows, L::kScores, L::kScoreThreads, L::kStride>(q + score_row * L::kStride,
-                                                                   k + score_column * L::kStride, depth, s);
+                                                                  k + score_column * L::kStride, depth, s);
       const bool causal = tile.limit < tile.slots;
 #pragma unroll
       for (int m = 0; m < L::kRows; ++m) {
-        const int limit = causal ? tile.limit + (score_row + m) / item.head_count : tile.slots;
+        const int seen = causal ? tile.limit + (score_row + m) / item.head_count : tile.slots;
+        const int limit = min(seen, tile.slots);
 #pragma unroll
         for (int n = 0; n < L::kScores; ++n) {
           const int slot = score_column + n * L::kScoreThreads;
@@ -293,8 +296,7 @@ __global__ void __launch_bounds__(kMergeWarps* kWarp)
       for (int c = 0; c < kLaneColumns; ++c) {
         const int column = lane + c * kWarp;
         if (column < t.width) {
-          const float value =
-              OwnAt(merging.v, merging.own_bf16, own * merging.v_row + kv * merging.v_head + column);
+          const float value = OwnAt(merging.v, merging.own_bf16, own * merging.v_row + kv * merging.v_head + column);
           o[c] = w.first * o[c] + w.second * value;
         }
       }
@@ -336,8 +338,9 @@ void Launch(const AttentionTensors& tensors, const AttentionItems& items, cudaSt
 
 template <int kWidth, bool kWide>
 int Blocks() {
-  return BlocksPerMultiprocessor(AttentionF32<kWidth, kWide>, Layout<kWidth, kWide>::kThreads,
-                                 Layout<kWidth, kWide>::kBytes);
+  static const int blocks = BlocksPerMultiprocessor(AttentionF32<kWidth, kWide>, Layout<kWidth, kWide>::kThreads,
+                                                    Layout<kWidth, kWide>::kBytes);
+  return blocks;
 }
 
 }  // namespace

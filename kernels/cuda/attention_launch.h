@@ -1,5 +1,5 @@
-// Attention on the GPU: the tables that describe a call to the kernels, and the launches. Plain types only; all pointers
-// are device pointers, all strides count elements.
+// Attention on the GPU: the tables that describe a call to the kernels, and the launches. Plain types only; all
+// pointers are device pointers, all strides count elements.
 #ifndef STILLHOUSE_KERNELS_CUDA_ATTENTION_LAUNCH_H_
 #define STILLHOUSE_KERNELS_CUDA_ATTENTION_LAUNCH_H_
 
@@ -36,7 +36,7 @@ struct AttentionItem {
 // A row whose result is merged from partial rows, and from its own sequence's rows where those are few.
 struct AttentionMerge {
   int32_t row = 0;
-  int32_t own_begin = 0;  // own rows [own_begin, row] are added; row + 1: none
+  int32_t own_begin = 0;                       // own rows [own_begin, row] are added; row + 1: none
   int32_t partial_begin = 0, partial_end = 0;  // in the table of partial rows
 };
 
@@ -51,7 +51,7 @@ struct AttentionTensors {
   bool out_vector = false;  // f32 rows of out may be written 16 bytes at a time
   float* lse = nullptr;     // or null
   int64_t lse_row = 0, lse_head = 0;
-  float* mass = nullptr;  // [R, H] share of the softmax on memories; or null
+  float* mass = nullptr;           // [R, H] share of the softmax on memories; or null
   float* partial_o = nullptr;      // [partial rows, H, d], unnormalised
   float* partial_state = nullptr;  // [partial rows, H, 3]: m, ℓ on memories, ℓ on the rest
   int32_t heads = 0, kv_heads = 0, width = 0;
@@ -108,7 +108,7 @@ struct AttentionGradTensors {
   int64_t dout_row = 0, dout_head = 0;
   const float* lse = nullptr;
   int64_t lse_row = 0, lse_head = 0;
-  bool vector = false;  // rows of q and dout may be read 16 bytes at a time
+  bool vector = false;     // rows of q and dout may be read 16 bytes at a time
   float* delta = nullptr;  // [R, H] scratch: ⟨dout, out⟩
   float* dq = nullptr;     // or null
   int64_t dq_row = 0, dq_head = 0;
@@ -148,9 +148,9 @@ int64_t AttentionGradBlock(int width);
 void LaunchAttentionDelta(const AttentionGradTensors& tensors, cudaStream_t stream);
 // dq of tiles of queries; each item names all that its rows see.
 void LaunchAttentionGradQ(const AttentionGradTensors& tensors, const AttentionItems& items, cudaStream_t stream);
-void LaunchAttentionGradKv(const AttentionGradTensors& tensors, const AttentionRun* runs,
-                           const AttentionRunGrad* grads, const int32_t* rows, const AttentionSlotItem* items,
-                           int32_t count, float* partials, cudaStream_t stream);
+void LaunchAttentionGradKv(const AttentionGradTensors& tensors, const AttentionRun* runs, const AttentionRunGrad* grads,
+                           const int32_t* rows, const AttentionSlotItem* items, int32_t count, float* partials,
+                           cudaStream_t stream);
 void LaunchAttentionGradSum(const AttentionGradTensors& tensors, const AttentionRun* runs,
                             const AttentionRunGrad* grads, const AttentionSlotSum* sums, int32_t count,
                             const float* partials, cudaStream_t stream);

@@ -17,10 +17,10 @@ int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 // Rows that see the same slots, but for their own sequence's.
 struct Chain {
   int32_t run_begin = 0, run_count = 0;
-  int64_t slots = 0;  // of the segments
+  int64_t slots = 0;    // of the segments
   bool causal = false;  // the last run is the rows' own sequence
   bool alone = false;   // the rows see nothing else
-  int32_t rows = 0;   // as AttentionItem::rows
+  int32_t rows = 0;     // as AttentionItem::rows
   int64_t row_count = 0;
 };
 

@@ -15,6 +15,8 @@ const KernelTable& Kernels() {
     t.PrepareWeight = PrepareWeight;
     t.Rope = Rope;
     t.RopeGrad = RopeGrad;
+    t.Attention = Attention;
+    t.AttentionGrad = AttentionGrad;
     t.SwiGlu = SwiGlu;
     t.SwiGluGrad = SwiGluGrad;
     t.Add = Add;

@@ -8,8 +8,8 @@
 
 namespace stillhouse::cuda {
 
-// Above 48 KiB a kernel must be allowed its shared memory first, once per device; the call is cheap, so it is made every
-// time.
+// Above 48 KiB a kernel must be allowed its shared memory first, once per device; the call is cheap, so it is made
+// every time.
 template <typename... Params>
 void AllowShared(void (*kernel)(Params...), int shared_bytes) {
   if (shared_bytes <= 48 * 1024) return;
