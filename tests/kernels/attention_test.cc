@@ -7,47 +7,6 @@
 namespace stillhouse::testing {
 namespace {
 
-struct SegmentShape {
-  int64_t slots;
-  bool beta;
-  bool memory;
-};
-
-AttentionProblem MakeProblem(std::mt19937& rng, int64_t heads, int64_t kv_heads, int64_t width,
-                             const std::vector<SegmentShape>& segments,
-                             const std::vector<std::pair<int64_t, std::vector<int32_t>>>& sequences, bool own = true,
-                             double q_scale = 1.0) {
-  AttentionProblem p;
-  p.heads = heads;
-  p.kv_heads = kv_heads;
-  p.width = width;
-  p.own = own;
-  p.scale = 1.0 / std::sqrt(static_cast<double>(width));
-  p.scale = static_cast<double>(static_cast<float>(p.scale));
-  for (const auto& [rows, list] : sequences) {
-    p.sequences.push_back({p.rows, rows, list});
-    p.rows += rows;
-  }
-  p.q = RandomValues(rng, p.rows * heads * width, q_scale);
-  if (own) {
-    p.k = RandomValues(rng, p.rows * kv_heads * width);
-    p.v = RandomValues(rng, p.rows * kv_heads * width);
-  }
-  for (const SegmentShape& s : segments) {
-    AttentionProblem::Segment segment{s.slots,
-                                      RandomValues(rng, kv_heads * s.slots * width),
-                                      RandomValues(rng, kv_heads * s.slots * width),
-                                      {},
-                                      s.memory};
-    if (s.beta) {
-      segment.beta = RandomValues(rng, kv_heads * s.slots);
-      for (double& b : segment.beta) b = rng() % 5 == 0 ? -INFINITY : b;  // ragged heads
-    }
-    p.segments.push_back(segment);
-  }
-  return p;
-}
-
 struct Outputs {
   Tensor out, lse, stored_mass;
 };

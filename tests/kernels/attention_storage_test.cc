@@ -1,0 +1,162 @@
+// Attention on shapes that cross the GPU kernels' layouts, and on keys and values stored as bf16.
+#include <gtest/gtest.h>
+
+#include "kernels/ops/attention.h"
+#include "tests/kernels/attention_reference.h"
+
+namespace stillhouse::testing {
+namespace {
+
+// bf16 storage: keys, values, queries and weights are rounded to 8 bits, relative 2⁻⁹ each.
+constexpr double kBf16Tolerance = 8e-3;
+
+bool Bf16ForTests() { return CudaForTests() || std::getenv("STILLHOUSE_TEST_BF16_ATTENTION"); }
+
+uint16_t ToBf16(double value) {
+  const float f = static_cast<float>(value);
+  uint32_t bits;
+  std::memcpy(&bits, &f, sizeof(bits));
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+double FromBf16(uint16_t value) {
+  const uint32_t bits = static_cast<uint32_t>(value) << 16;
+  float f;
+  std::memcpy(&f, &bits, sizeof(f));
+  return static_cast<double>(f);
+}
+
+// The values as bf16 on the backend, and rounded in place. `padded`: rows lie further apart than they are wide.
+Tensor Bf16Tensor(const Context& ctx, Doubles& values, const Shape& shape, int64_t padding) {
+  Shape wide = shape;
+  wide.back() += padding;
+  std::vector<uint16_t> bits(static_cast<size_t>(Count(wide)), 0x7fc0);  // NaN
+  const int64_t width = shape.back();
+  for (size_t i = 0; i < values.size(); ++i) {
+    const uint16_t b = ToBf16(values[i]);
+    values[i] = FromBf16(b);
+    const int64_t row = static_cast<int64_t>(i) / width, column = static_cast<int64_t>(i) % width;
+    bits[static_cast<size_t>(row * wide.back() + column)] = b;
+  }
+  Tensor t = ctx.Empty(DType::kBF16, wide);
+  ctx.backend->Upload(bits.data(), t);
+  return t.Slice(t.rank() - 1, 0, width);
+}
+
+Doubles Bf16ToDoubles(const Context& ctx, const Tensor& t) {
+  std::vector<uint16_t> bits(static_cast<size_t>(t.elements()));
+  ctx.backend->Download(t, bits.data());
+  Doubles values;
+  for (uint16_t b : bits) values.push_back(FromBf16(b));
+  return values;
+}
+
+std::vector<AttentionProblem> Problems(std::mt19937& rng) {
+  return {
+      MakeProblem(rng, 4, 2, 80, {{130, true, true}}, {{1, {0}}, {20, {0}}}),
+      MakeProblem(rng, 4, 1, 96, {{70, false, true}, {64, true, false}}, {{2, {0, 1}}, {1, {0}}, {30, {1}}}),
+      MakeProblem(rng, 3, 1, 130, {{66, true, true}}, {{1, {0}}, {40, {0}}}),
+      MakeProblem(rng, 2, 2, 256, {{70, true, true}}, {{1, {0}}, {35, {0}}}),
+      // More heads to a KV head than a tile has queries.
+      MakeProblem(rng, 70, 1, 64, {{100, true, true}, {20, false, false}}, {{1, {0, 1}}, {2, {0}}, {11, {0}}}),
+      // A long memory for one row: split, and merged.
+      MakeProblem(rng, 8, 2, 64, {{3000, true, true}, {64, false, false}}, {{1, {0, 1}}}),
+      // Many queries on one memory, private pages for some, one listed twice.
+      MakeProblem(rng, 8, 2, 128, {{300, true, true}, {64, false, false}, {64, false, false}, {10, false, false}},
+                  {{1, {0, 1, 2}}, {1, {0, 3}}, {1, {0}}, {1, {0}}, {8, {0, 3, 3}}, {1, {0}}, {1, {0}}}),
+      MakeProblem(rng, 8, 2, 128, {{33, true, true}}, {{150, {0}}, {1, {0}}}),
+  };
+}
+
+TEST(AttentionStorage, F32OfManyShapes) {
+  std::mt19937 rng = TestRng(21);
+  const Context ctx = TestContext();
+  for (const AttentionProblem& p : Problems(rng)) {
+    SCOPED_TRACE(::testing::Message() << p.rows << " rows, " << p.heads << "/" << p.kv_heads << ", " << p.width);
+    const AttentionTensors t = ToTensors(ctx, p, false);
+    Tape tape(*ctx.backend);
+    const Context recording = TestContext(&tape);
+    tape.Watch(t.q);
+    tape.Watch(t.k);
+    tape.Watch(t.v);
+    for (const KvSegment& s : t.plan->segments) {
+      tape.Watch(s.k);
+      tape.Watch(s.v);
+    }
+    const Tensor out = Attention(recording, t.q, t.k, t.v, t.plan, static_cast<float>(p.scale));
+    EXPECT_LE(RelativeError(out, ReferenceAttention(p).out), kForwardTolerance);
+    const Doubles dout = RandomValues(rng, p.rows * p.heads * p.width);
+    const AttentionGradients want = ReferenceAttentionGrad(p, dout);
+    tape.BackwardFrom({out}, {ToTensor(ctx, dout, {p.rows, p.heads, p.width})});
+    EXPECT_LE(RelativeError(tape.Grad(t.q), want.dq), kGradientTolerance);
+    EXPECT_LE(RelativeError(tape.Grad(t.k), want.dk), kGradientTolerance);
+    EXPECT_LE(RelativeError(tape.Grad(t.v), want.dv), kGradientTolerance);
+    for (size_t s = 0; s < p.segments.size(); ++s) {
+      EXPECT_LE(RelativeError(tape.Grad(t.plan->segments[s].k), want.dsegment_k[s]), kGradientTolerance) << s;
+      EXPECT_LE(RelativeError(tape.Grad(t.plan->segments[s].v), want.dsegment_v[s]), kGradientTolerance) << s;
+    }
+  }
+}
+
+// bf16 memories with f32 rows (serving), and with bf16 rows and results (a bf16 prefill).
+TEST(AttentionStorage, Bf16MatchesReference) {
+  if (!Bf16ForTests()) GTEST_SKIP() << "bf16 keys and values are the GPU's";
+  std::mt19937 rng = TestRng(22);
+  const Context ctx = TestContext();
+  for (AttentionProblem& p : Problems(rng)) {
+    for (int64_t padding : {0, 3}) {
+      for (bool all_bf16 : {false, true}) {
+        SCOPED_TRACE(::testing::Message() << p.rows << " rows, " << p.heads << "/" << p.kv_heads << ", " << p.width
+                                          << ", padding " << padding << ", rows of bf16 " << all_bf16);
+        AttentionTensors t = ToTensors(ctx, p, false);
+        for (size_t s = 0; s < p.segments.size(); ++s) {
+          const Shape shape = {p.kv_heads, p.segments[s].slots, p.width};
+          t.plan->segments[s].k = Bf16Tensor(ctx, p.segments[s].k, shape, padding);
+          t.plan->segments[s].v = Bf16Tensor(ctx, p.segments[s].v, shape, padding);
+        }
+        if (all_bf16) {
+          t.q = Bf16Tensor(ctx, p.q, {p.rows, p.heads, p.width}, padding);
+          t.k = Bf16Tensor(ctx, p.k, {p.rows, p.kv_heads, p.width}, padding);
+          t.v = Bf16Tensor(ctx, p.v, {p.rows, p.kv_heads, p.width}, padding);
+        }
+        const AttentionResult want = ReferenceAttention(p);
+        AttentionArgs args{t.q, t.k, t.v, &t.plan->segments, &t.plan->sequences, static_cast<float>(p.scale)};
+        const Shape shape{p.rows, p.heads, p.width};
+        args.out = all_bf16 ? ctx.Empty(DType::kBF16, shape) : PoisonedEmpty(ctx, shape);
+        args.lse = PoisonedEmpty(ctx, {p.rows, p.heads});
+        args.stored_mass = PoisonedEmpty(ctx, {p.rows});
+        ctx.kernels().Attention(*ctx.backend, args);
+        const Doubles out = all_bf16 ? Bf16ToDoubles(ctx, args.out) : ToDoubles(args.out);
+        EXPECT_LE(RelativeError(out, want.out), kBf16Tolerance);
+        EXPECT_LE(RelativeError(args.lse, want.lse), kBf16Tolerance);
+        EXPECT_LE(RelativeError(args.stored_mass, want.stored_mass), kBf16Tolerance);
+      }
+    }
+  }
+}
+
+TEST(AttentionStorage, Bf16RowsThatSeeNothingGiveZero) {
+  if (!Bf16ForTests()) GTEST_SKIP() << "bf16 keys and values are the GPU's";
+  std::mt19937 rng = TestRng(23);
+  const Context ctx = TestContext();
+  AttentionProblem p = MakeProblem(rng, 4, 2, 64, {{70, true, true}, {0, false, true}},
+                                   {{3, {0}}, {1, {0, 1}}, {12, {0}}, {1, {}}}, false);
+  for (double& b : p.segments[0].beta) b = -INFINITY;
+  AttentionTensors t = ToTensors(ctx, p, false);
+  for (size_t s = 0; s < p.segments.size(); ++s) {
+    const Shape shape = {p.kv_heads, p.segments[s].slots, p.width};
+    t.plan->segments[s].k = Bf16Tensor(ctx, p.segments[s].k, shape, 0);
+    t.plan->segments[s].v = Bf16Tensor(ctx, p.segments[s].v, shape, 0);
+  }
+  AttentionArgs args{t.q, t.k, t.v, &t.plan->segments, &t.plan->sequences, static_cast<float>(p.scale)};
+  args.out = PoisonedEmpty(ctx, {p.rows, p.heads, p.width});
+  args.lse = PoisonedEmpty(ctx, {p.rows, p.heads});
+  args.stored_mass = PoisonedEmpty(ctx, {p.rows});
+  ctx.kernels().Attention(*ctx.backend, args);
+  for (double v : ToDoubles(args.out)) EXPECT_EQ(v, 0.0);
+  for (double v : ToDoubles(args.lse)) EXPECT_EQ(v, -INFINITY);
+  for (double v : ToDoubles(args.stored_mass)) EXPECT_EQ(v, 0.0);
+}
+
+}  // namespace
+}  // namespace stillhouse::testing
