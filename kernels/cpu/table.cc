@@ -37,6 +37,8 @@ const KernelTable& Kernels() {
     t.AdamW = AdamW;
     t.SumSquares = SumSquares;
     t.Sample = Sample;
+    t.Scan = Scan;
+    t.DecomposeK = DecomposeK;
     return t;
   }();
   return table;

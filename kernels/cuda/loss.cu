@@ -1,9 +1,9 @@
-#include <cstdio>
 #include <type_traits>
 
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/device/grid.cuh"
 #include "kernels/cuda/device/select.cuh"
+#include "kernels/cuda/device/trap.cuh"
 #include "kernels/cuda/loss_launch.h"
 
 namespace stillhouse::cuda {
@@ -68,11 +68,6 @@ void ByLength(int64_t rows, int64_t n, const Launch& launch) {
 
 // --- weights and sums of rows ---------------------------------------------------------------------------------------
 
-__device__ __noinline__ void RejectId(const char* what, int32_t id, int64_t n) {
-  printf("%s %d of %lld classes\n", what, id, static_cast<long long>(n));
-  __trap();
-}
-
 __device__ __forceinline__ void FinishScale(double sum, bool mean, float* scale) {
   sum = BlockSum<kWide>(sum);
   if (threadIdx.x == 0) scale[0] = !mean ? 1.0f : sum > 0.0 ? static_cast<float>(1.0 / sum) : 0.0f;
@@ -89,7 +84,7 @@ __global__ void __launch_bounds__(kWide)
       if (id == ignore_index) {
         weight = 0.0f;
       } else if (id < 0 || id >= n) {
-        RejectId("target", id, n);
+        IndexTrap(id, n);
       } else if (class_weights) {
         weight = class_weights[id];
       }
@@ -109,7 +104,7 @@ __global__ void __launch_bounds__(kWide)
     for (int64_t c = 0; c < columns; ++c) {
       const int32_t id = ids[r * columns + c];
       any |= id >= 0;
-      if (id >= n) RejectId("candidate", id, n);
+      if (id >= n) IndexTrap(id, n);
     }
     const float weight = !any ? 0.0f : row_weights ? row_weights[r] : 1.0f;
     weights[r] = weight;
@@ -346,7 +341,7 @@ __global__ void __launch_bounds__(kWide) TopLogprobsKernel(TopLogprobsRows rows)
   }
   if (rows.tokens && threadIdx.x == 0) {
     const int32_t id = rows.tokens[r];
-    if (id < 0 || id >= n) RejectId("token", id, n);
+    if (id < 0 || id >= n) IndexTrap(id, n);
     rows.token_logprobs[r] = logprob(z[id]);
   }
 }

@@ -38,6 +38,7 @@ const KernelTable& Kernels() {
     t.SumSquares = SumSquares;
     t.Sample = Sample;
     t.Scan = Scan;
+    t.DecomposeK = DecomposeK;
     return t;
   }();
   return table;

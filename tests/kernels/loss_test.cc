@@ -203,6 +203,7 @@ TEST(CrossEntropy, MaskedLogitsAndEmptyMeans) {
 }
 
 TEST(CrossEntropyDeathTest, RejectsTargetsOutsideOfTheVocabulary) {
+  STILLHOUSE_CPU_ONLY();  // a kernel traps: the process ends with the next checked call
   const Context ctx = TestContext();
   const Tensor z = ToTensor(ctx, {0.0, 1.0}, {1, 2});
   EXPECT_DEATH(CrossEntropy(ctx, z, ctx.Ints({2}, {1}), {}), "target 2 of 2");

@@ -1,0 +1,487 @@
+// Products over a long K in slices. bf16 operands go to the tensor cores straight from memory: a lane loads 16 bytes
+// along K, and as a product does not mind the order of K, those bytes are its fragments of two steps of mma.m16n8k16.
+#include <cooperative_groups.h>
+#include <cuda_bf16.h>
+
+#include <type_traits>
+
+#include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/decompose_k_launch.h"
+#include "kernels/cuda/device/dtype.cuh"
+#include "kernels/cuda/device/grid.cuh"
+#include "kernels/cuda/device/mma.cuh"
+#include "kernels/cuda/device/reduce.cuh"
+#include "kernels/cuda/device/select.cuh"
+
+namespace stillhouse::cuda {
+namespace {
+
+namespace cg = cooperative_groups;
+
+constexpr int kWarps = 8;
+constexpr int kThreads = kWarps * kWarp;
+constexpr int64_t kChunk = 32;  // of K, that a warp takes at a time
+constexpr int kMaxCluster = 16;
+constexpr int kMaxRow = 1024;  // columns under an epilogue over rows
+
+// A kernel may start while the one before it in the stream ends (programmatic dependent launch): it waits here before
+// it touches memory, and lets the next one come.
+__device__ __forceinline__ void WaitForEarlierKernels() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;");
+}
+
+__device__ __forceinline__ float Finish(const DecomposeKShape& s, int64_t n, float c) {
+  switch (s.op) {
+    case ElementOp::kNone:
+      return c;
+    case ElementOp::kRelu:
+      return c > 0.0f ? c : c != c ? c : 0.0f;
+    case ElementOp::kSilu:
+      return c / (1.0f + std::exp(-c));
+    case ElementOp::kSigmoid:
+      return 1.0f / (1.0f + std::exp(-c));
+    case ElementOp::kScaleBias:
+      return s.scale * c + (s.bias ? s.bias[n] : 0.0f);
+  }
+  return c;
+}
+
+// --- tensor cores
+// -------------------------------------------------------------------------------------------------------
+
+// How operands lie: K contiguous in both, in 16-byte steps; K contiguous in A and N in B; anything.
+enum class Layout : uint8_t { kAlongK, kAcrossN, kAny };
+
+// Chunk c of K for `kGroups` groups of 8 rows (of A) or columns (of B) from `begin`: lane (g, t) gets elements 8t … 8t
+// + 7 of the chunk for row 8·i + g, as four pairs. Past `limit` or K: zeros.
+template <int kGroups, bool kVector>
+__device__ __forceinline__ void LoadAlongK(const Operand& x, int64_t begin, int64_t limit, int64_t k, int64_t width,
+                                           uint4 (&to)[kGroups]) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const auto* data = static_cast<const __nv_bfloat16*>(x.data);
+  k += lane % 4 * 8;
+#pragma unroll
+  for (int i = 0; i < kGroups; ++i) {
+    const int64_t row = begin + 8 * i + lane / 4;
+    to[i] = make_uint4(0, 0, 0, 0);
+    if (row >= limit) continue;
+    if constexpr (kVector) {
+      if (k < width) to[i] = *reinterpret_cast<const uint4*>(data + row * x.stride_outer + k);
+    } else {
+      uint32_t words[4];
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        uint32_t pair = 0;
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int64_t at = k + 2 * w + e;
+          if (at < width) {
+            const __nv_bfloat16 v = data[row * x.stride_outer + at * x.stride_k];
+            pair |= static_cast<uint32_t>(__bfloat16_as_ushort(v)) << (16 * e);
+          }
+        }
+        words[w] = pair;
+      }
+      to[i] = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+  }
+}
+
+// The same of B where N is contiguous: lane (g, t) reads columns g·kGroups … of 8 rows of K; group i's column g is
+// g·kGroups + i.
+template <int kGroups>
+__device__ __forceinline__ void LoadAcrossN(const Operand& b, int64_t begin, int64_t limit, int64_t k, int64_t width,
+                                            uint4 (&to)[kGroups]) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const auto* data = static_cast<const __nv_bfloat16*>(b.data);
+  k += lane % 4 * 8;
+  const int64_t column = begin + lane / 4 * kGroups;
+  constexpr int kWords = kGroups / 2;  // pairs of neighbouring columns
+  uint32_t rows[8][kWords];
+#pragma unroll
+  for (int r = 0; r < 8; ++r) {
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) rows[r][w] = 0;
+    // Both limits are multiples of what is read at once.
+    if (k + r < width && column < limit) {
+      const __nv_bfloat16* from = data + (k + r) * b.stride_k + column;
+      if constexpr (kWords == 1) {
+        rows[r][0] = *reinterpret_cast<const uint32_t*>(from);
+      } else if constexpr (kWords == 2) {
+        const uint2 v = *reinterpret_cast<const uint2*>(from);
+        rows[r][0] = v.x;
+        rows[r][1] = v.y;
+      } else {
+        const uint4 v = *reinterpret_cast<const uint4*>(from);
+        rows[r][0] = v.x;
+        rows[r][1] = v.y;
+        rows[r][2] = v.z;
+        rows[r][3] = v.w;
+      }
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kGroups; ++i) {
+    const unsigned pick = i % 2 == 0 ? 0x5410 : 0x7632;
+    const int w = i / 2;
+    to[i] = make_uint4(__byte_perm(rows[0][w], rows[1][w], pick), __byte_perm(rows[2][w], rows[3][w], pick),
+                       __byte_perm(rows[4][w], rows[5][w], pick), __byte_perm(rows[6][w], rows[7][w], pick));
+  }
+}
+
+// One block: a tile of the output over one slice of K. Warps take the slice's chunks in turn; their sums meet in shared
+// memory. In a cluster (along y) each block then owns a part of the tile and adds up what the others send it; otherwise
+// the tile is written to `partials`.
+template <int kTileM, int kTileN, Layout kLayout>
+__global__ void __launch_bounds__(kThreads, 1) TensorKernel(DecomposeKShape s, int tiles_n, float* partials) {
+  constexpr int kGroupsM = kTileM / 8, kGroupsN = kTileN / 8, kTile = kTileM * kTileN;
+  // Chunks in flight: as many as registers hold beside the sums.
+  constexpr int kAhead = kTileM + kTileN <= 32 ? 4 : kTileM + kTileN <= 64 ? 2 : 1;
+  extern __shared__ float shared[];
+  float* sums = shared;                     // [kWarps][kTile]
+  float* received = sums + kWarps * kTile;  // [blocks of the cluster][kTile / blocks]
+  const cg::cluster_group cluster = cg::this_cluster();
+  const int blocks = static_cast<int>(cluster.num_blocks()), rank = static_cast<int>(cluster.block_rank());
+  if (blocks > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+  WaitForEarlierKernels();
+
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int64_t row0 = static_cast<int64_t>(blockIdx.x / tiles_n) * kTileM;
+  const int64_t column0 = static_cast<int64_t>(blockIdx.x % tiles_n) * kTileN;
+  const int64_t chunks = CeilDiv(s.k, kChunk);
+  const int64_t begin = chunks * blockIdx.y / gridDim.y, end = chunks * (blockIdx.y + 1) / gridDim.y;
+  float sum[kGroupsM / 2][kGroupsN][4] = {};
+  for (int64_t c = begin + warp; c < end; c += kAhead * kWarps) {
+    uint4 a[kAhead][kGroupsM], b[kAhead][kGroupsN];
+#pragma unroll
+    for (int h = 0; h < kAhead; ++h) {
+      // Chunks past the slice's end are read as past the end of K.
+      const int64_t chunk = c + h * kWarps, k = chunk < end ? chunk * kChunk : s.k;
+      LoadAlongK<kGroupsM, kLayout != Layout::kAny>(s.a, row0, s.m, k, s.k, a[h]);
+      if constexpr (kLayout == Layout::kAcrossN) {
+        LoadAcrossN<kGroupsN>(s.b, column0, s.n, k, s.k, b[h]);
+      } else {
+        LoadAlongK<kGroupsN, kLayout != Layout::kAny>(s.b, column0, s.n, k, s.k, b[h]);
+      }
+    }
+#pragma unroll
+    for (int h = 0; h < kAhead; ++h) {
+#pragma unroll
+      for (int i = 0; i < kGroupsM / 2; ++i) {
+        const uint4 low = a[h][2 * i], high = a[h][2 * i + 1];
+        const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
+#pragma unroll
+        for (int j = 0; j < kGroupsN; ++j) {
+          MultiplyAdd(sum[i][j], first, b[h][j].x, b[h][j].y);
+          MultiplyAdd(sum[i][j], second, b[h][j].z, b[h][j].w);
+        }
+      }
+    }
+  }
+
+  // In the order of fragments: place = ((i · groups + j) · 4 + e) · 32 + lane.
+#pragma unroll
+  for (int i = 0; i < kGroupsM / 2; ++i) {
+#pragma unroll
+    for (int j = 0; j < kGroupsN; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        sums[warp * kTile + ((i * kGroupsN + j) * 4 + e) * kWarp + lane] = sum[i][j][e];
+      }
+    }
+  }
+  const auto row_of = [&](int place) {
+    return row0 + place / (128 * kGroupsN) * 16 + place % kWarp / 4 + (place / 64 % 2) * 8;
+  };
+  const auto column_of = [&](int place) {
+    const int j = place / 128 % kGroupsN, column = place % 4 * 2 + place / kWarp % 2;
+    return column0 + (kLayout == Layout::kAcrossN ? column * kGroupsN + j : 8 * j + column);
+  };
+  if (blocks > 1) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");  // every block has begun
+  __syncthreads();
+  const int part = kTile / blocks;
+  for (int place = static_cast<int>(threadIdx.x); place < kTile; place += kThreads) {
+    float total = sums[place];
+#pragma unroll
+    for (int w = 1; w < kWarps; ++w) total += sums[w * kTile + place];
+    if (blocks > 1) {
+      *cluster.map_shared_rank(received + rank * part + place % part, place / part) = total;
+      continue;
+    }
+    const int64_t row = row_of(place), column = column_of(place);
+    if (row >= s.m || column >= s.n) continue;
+    if (partials) {
+      partials[(static_cast<int64_t>(blockIdx.y) * s.m + row) * s.n + column] = total;
+    } else {
+      s.out[row * s.n + column] = Finish(s, column, total);
+    }
+  }
+  if (blocks == 1) return;
+  cluster.sync();
+  for (int i = static_cast<int>(threadIdx.x); i < part; i += kThreads) {
+    float total = received[i];
+    for (int from = 1; from < blocks; ++from) total += received[from * part + i];
+    const int place = rank * part + i;
+    const int64_t row = row_of(place), column = column_of(place);
+    if (row < s.m && column < s.n) s.out[row * s.n + column] = Finish(s, column, total);
+  }
+}
+
+// --- any operands
+// -------------------------------------------------------------------------------------------------------
+
+constexpr int kSide = 16;  // of an output's tile; a thread an element
+
+template <typename A, typename B>
+__global__ void __launch_bounds__(kSide* kSide) PlainKernel(DecomposeKShape s, int tiles_n, float* partials) {
+  __shared__ float a_tile[kSide][kChunk + 1], b_tile[kSide][kChunk + 1];
+  WaitForEarlierKernels();
+  const auto* a = static_cast<const A*>(s.a.data);
+  const auto* b = static_cast<const B*>(s.b.data);
+  const int64_t row0 = static_cast<int64_t>(blockIdx.x / tiles_n) * kSide;
+  const int64_t column0 = static_cast<int64_t>(blockIdx.x % tiles_n) * kSide;
+  const int64_t chunks = CeilDiv(s.k, kChunk);
+  const int64_t begin = chunks * blockIdx.y / gridDim.y * kChunk;
+  const int64_t end = min(s.k, chunks * (blockIdx.y + 1) / gridDim.y * kChunk);
+  const int x = static_cast<int>(threadIdx.x) % kSide, y = static_cast<int>(threadIdx.x) / kSide;
+  // Neighbouring threads read neighbouring elements, whichever way an operand lies.
+  const auto load = [&](const auto* data, const Operand& operand, int64_t first, int64_t limit, int64_t k0,
+                        float(&tile)[kSide][kChunk + 1]) {
+    for (int i = static_cast<int>(threadIdx.x); i < kSide * kChunk; i += kSide * kSide) {
+      const bool along_k = operand.stride_k == 1;
+      const int outer = along_k ? i / static_cast<int>(kChunk) : i % kSide;
+      const int inner = along_k ? i % static_cast<int>(kChunk) : i / kSide;
+      const int64_t row = first + outer, k = k0 + inner;
+      tile[outer][inner] =
+          row < limit && k < end ? ToFloat(data[row * operand.stride_outer + k * operand.stride_k]) : 0.0f;
+    }
+  };
+  float sum = 0.0f;
+  for (int64_t k0 = begin; k0 < end; k0 += kChunk) {
+    load(a, s.a, row0, s.m, k0, a_tile);
+    load(b, s.b, column0, s.n, k0, b_tile);
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < kChunk; ++k) sum += a_tile[y][k] * b_tile[x][k];
+    __syncthreads();
+  }
+  const int64_t row = row0 + y, column = column0 + x;
+  if (row >= s.m || column >= s.n) return;
+  if (partials) {
+    partials[(static_cast<int64_t>(blockIdx.y) * s.m + row) * s.n + column] = sum;
+  } else {
+    s.out[row * s.n + column] = Finish(s, column, sum);
+  }
+}
+
+// --- reducers
+// -----------------------------------------------------------------------------------------------------------
+
+constexpr int kLanes = 8;  // of a warp, that share an element's partials
+
+__global__ void __launch_bounds__(kThreads) ReduceElementsKernel(DecomposeKShape s, int splits, const float* partials) {
+  WaitForEarlierKernels();
+  const int64_t elements = s.m * s.n;
+  const int64_t x = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kLanes;
+  float sum = 0.0f;
+  if (x < elements) {
+    for (int i = static_cast<int>(threadIdx.x) % kLanes; i < splits; i += kLanes) sum += partials[i * elements + x];
+  }
+  sum = WarpSum<kLanes>(sum);
+  if (x < elements && threadIdx.x % kLanes == 0) s.out[x] = Finish(s, x % s.n, sum);
+}
+
+__device__ void SinkhornInPlace(const DecomposeKRows& rows, float* m) {
+  const int n = rows.sinkhorn_n, size = n * n;
+  float best = -INFINITY;
+  for (int i = static_cast<int>(threadIdx.x); i < size; i += kThreads) best = fmaxf(best, m[i]);
+  // The largest element cancels in the first step.
+  best = BlockMax<kThreads>(best, -INFINITY);
+  for (int i = static_cast<int>(threadIdx.x); i < size; i += kThreads) m[i] = std::exp(m[i] - best);
+  __syncthreads();
+  for (int half = 0; half < 2 * rows.sinkhorn_rounds; ++half) {
+    const int along = half % 2 == 0 ? n : 1, across = half % 2 == 0 ? 1 : n;
+    if (static_cast<int>(threadIdx.x) < n) {
+      float* line = m + static_cast<int>(threadIdx.x) * across;
+      float sum = rows.sinkhorn_eps;
+      for (int j = 0; j < n; ++j) sum += line[j * along];
+      for (int j = 0; j < n; ++j) line[j * along] /= sum;
+    }
+    __syncthreads();
+  }
+}
+
+__global__ void __launch_bounds__(kThreads)
+    ReduceRowsKernel(DecomposeKShape s, DecomposeKRows rows, int splits, const float* partials) {
+  __shared__ float c[kMaxRow];
+  WaitForEarlierKernels();
+  const int64_t row = blockIdx.x;
+  const int n = static_cast<int>(s.n);
+  for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) {
+    float sum = 0.0f;
+    for (int64_t p = 0; p < splits; ++p) sum += partials[(p * s.m + row) * s.n + i];
+    c[i] = sum;
+  }
+  __syncthreads();
+  if (rows.op == RowOp::kTopK) {
+    for (int k = 0; k < rows.top_k; ++k) {
+      uint64_t best = 0;
+      for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) {
+        // Taken ones are NaN.
+        const uint64_t entry = MakeEntry(LogitKey(c[i]), i);
+        best = c[i] == c[i] && entry > best ? entry : best;
+      }
+      best = BlockFold<kThreads>(best, uint64_t{0}, MaxOf());
+      if (threadIdx.x == 0) {
+        const int id = best ? EntryId(best) : -1;
+        rows.top_ids[row * rows.top_k + k] = id;
+        rows.top_values[row * rows.top_k + k] = id >= 0 ? c[id] : -INFINITY;
+        if (id >= 0) c[id] = NAN;
+      }
+      __syncthreads();
+    }
+    return;
+  }
+  if (rows.op == RowOp::kSoftmax) {
+    float best = -INFINITY, sum = 0.0f;
+    for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) best = fmaxf(best, c[i]);
+    best = BlockMax<kThreads>(best, -INFINITY);
+    for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) sum += c[i] = SoftmaxWeight(c[i], best);
+    sum = BlockSum<kThreads>(sum);
+    for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) c[i] /= sum;
+    __syncthreads();
+  } else {
+    SinkhornInPlace(rows, c + n - rows.sinkhorn_n * rows.sinkhorn_n);
+  }
+  for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) s.out[row * s.n + i] = c[i];
+}
+
+// --- launches
+// -----------------------------------------------------------------------------------------------------------
+
+template <typename... Parameters, typename... Arguments>
+void Launch(void (*kernel)(Parameters...), dim3 grid, int threads, size_t shared_bytes, int cluster,
+            cudaStream_t stream, Arguments... arguments) {
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = 1;
+  attributes[1].val.clusterDim.y = static_cast<unsigned>(cluster);
+  attributes[1].val.clusterDim.z = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = cluster > 1 ? 2 : 1;
+  STILLHOUSE_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...));
+  STILLHOUSE_CUDA_LAUNCHED();
+}
+
+bool VectorsAlongK(const Operand& x) { return x.stride_k == 1 && Aligned16(x.data, 2 * x.stride_outer); }
+
+Layout LayoutOf(const DecomposeKShape& s, int tile_n) {
+  if (!VectorsAlongK(s.a) || s.k % 8 != 0) return Layout::kAny;
+  if (VectorsAlongK(s.b)) return Layout::kAlongK;
+  const int step = tile_n / 8;  // columns read at once
+  const bool across = s.b.stride_outer == 1 && s.n % step == 0 && s.b.stride_k % step == 0 &&
+                      reinterpret_cast<uintptr_t>(s.b.data) % (2 * static_cast<uintptr_t>(step)) == 0;
+  return across ? Layout::kAcrossN : Layout::kAny;
+}
+
+template <int kTileM, int kTileN, Layout kLayout>
+void LaunchTensor(const DecomposeKShape& s, const DecomposeKPlan& plan, float* partials, cudaStream_t stream) {
+  constexpr size_t kShared = sizeof(float) * (kWarps + 1) * kTileM * kTileN;
+  static const bool ready = [] {
+    STILLHOUSE_CUDA_CHECK(cudaFuncSetAttribute(TensorKernel<kTileM, kTileN, kLayout>,
+                                               cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kShared)));
+    STILLHOUSE_CUDA_CHECK(
+        cudaFuncSetAttribute(TensorKernel<kTileM, kTileN, kLayout>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+    return true;
+  }();
+  static_cast<void>(ready);
+  const int tiles_n = static_cast<int>(CeilDiv(s.n, kTileN));
+  const dim3 grid(static_cast<unsigned>(tiles_n * CeilDiv(s.m, kTileM)), static_cast<unsigned>(plan.splits));
+  Launch(TensorKernel<kTileM, kTileN, kLayout>, grid, kThreads, kShared, plan.cluster ? plan.splits : 1, stream, s,
+         tiles_n, partials);
+}
+
+template <int kTileM, int kTileN>
+void LaunchTile(const DecomposeKShape& s, const DecomposeKPlan& plan, float* partials, cudaStream_t stream) {
+  switch (LayoutOf(s, kTileN)) {
+    case Layout::kAlongK:
+      return LaunchTensor<kTileM, kTileN, Layout::kAlongK>(s, plan, partials, stream);
+    case Layout::kAcrossN:
+      return LaunchTensor<kTileM, kTileN, Layout::kAcrossN>(s, plan, partials, stream);
+    case Layout::kAny:
+      return LaunchTensor<kTileM, kTileN, Layout::kAny>(s, plan, partials, stream);
+  }
+}
+
+void LaunchProduct(const DecomposeKShape& s, const DecomposeKPlan& plan, float* partials, cudaStream_t stream) {
+  if (TakesTensorCores(s)) {
+    if (plan.tile_m == 16 && plan.tile_n == 16) return LaunchTile<16, 16>(s, plan, partials, stream);
+    if (plan.tile_m == 16) return LaunchTile<16, 32>(s, plan, partials, stream);
+    if (plan.tile_m == 32) return LaunchTile<32, 32>(s, plan, partials, stream);
+    if (plan.tile_n == 32) return LaunchTile<64, 32>(s, plan, partials, stream);
+    return LaunchTile<64, 64>(s, plan, partials, stream);
+  }
+  const int tiles_n = static_cast<int>(CeilDiv(s.n, kSide));
+  const dim3 grid(static_cast<unsigned>(tiles_n * CeilDiv(s.m, kSide)), static_cast<unsigned>(plan.splits));
+  const auto run = [&](auto* kernel) { Launch(kernel, grid, kSide * kSide, 0, 1, stream, s, tiles_n, partials); };
+  if (s.a.bf16) {
+    s.b.bf16 ? run(PlainKernel<__nv_bfloat16, __nv_bfloat16>) : run(PlainKernel<__nv_bfloat16, float>);
+  } else {
+    s.b.bf16 ? run(PlainKernel<float, __nv_bfloat16>) : run(PlainKernel<float, float>);
+  }
+}
+
+}  // namespace
+
+bool TakesTensorCores(const DecomposeKShape& s) { return s.a.bf16 && s.b.bf16; }
+
+int64_t DecomposeKScratch(const DecomposeKShape& s, const DecomposeKPlan& plan) {
+  return plan.cluster ? 0 : plan.splits * s.m * s.n;
+}
+
+DecomposeKPlan ChooseDecomposeKPlan(const DecomposeKShape& s, int multiprocessors, bool rows, int splits, int design) {
+  DecomposeKPlan plan;
+  if (s.m > 32) {
+    plan.tile_m = 64;
+    plan.tile_n = s.m > 64 && s.n > 32 ? 64 : 32;
+  } else if (s.m > 16) {
+    plan.tile_m = plan.tile_n = 32;
+  } else {
+    plan.tile_n = s.n > 16 ? 32 : 16;
+  }
+  if (!TakesTensorCores(s)) plan.tile_m = plan.tile_n = kSide;
+  const int64_t tiles = CeilDiv(s.m, plan.tile_m) * CeilDiv(s.n, plan.tile_n);
+  const int64_t chunks = CeilDiv(s.k, kChunk) > 0 ? CeilDiv(s.k, kChunk) : 1;
+  plan.cluster = TakesTensorCores(s) && !rows && design != 1;
+  int64_t wanted = splits > 0 ? splits : multiprocessors / tiles;
+  const int64_t most = plan.cluster ? kMaxCluster : 4 * multiprocessors;
+  wanted = wanted < most ? wanted : most;
+  wanted = wanted < chunks ? wanted : chunks;
+  plan.splits = static_cast<int>(wanted > 1 ? wanted : 1);
+  if (plan.cluster) {
+    while (plan.splits & (plan.splits - 1)) plan.splits &= plan.splits - 1;
+  }
+  return plan;
+}
+
+void LaunchDecomposeK(const DecomposeKShape& s, const DecomposeKPlan& plan, const DecomposeKRows* rows, float* partials,
+                      cudaStream_t stream) {
+  if (plan.cluster) return LaunchProduct(s, plan, nullptr, stream);
+  LaunchProduct(s, plan, partials, stream);
+  if (rows) {
+    Launch(ReduceRowsKernel, dim3(static_cast<unsigned>(s.m)), kThreads, 0, 1, stream, s, *rows, plan.splits, partials);
+    return;
+  }
+  const int64_t blocks = CeilDiv(s.m * s.n * kLanes, kThreads);
+  Launch(ReduceElementsKernel, dim3(static_cast<unsigned>(blocks)), kThreads, 0, 1, stream, s, plan.splits, partials);
+}
+
+}  // namespace stillhouse::cuda

@@ -1,0 +1,157 @@
+// Decompose-K with ReLU beside cuBLAS and a ReLU kernel, all in graphs, in one run. Every plan of a sweep is checked
+// before it is timed; the best is reported beside the one that is chosen by shape.
+// decompose_k_bench RESULT.json COMMIT
+#include <cublas_v2.h>
+#include <cuda_bf16.h>
+
+#include <cmath>
+#include <random>
+
+#include "kernels/cuda/decompose_k_launch.h"
+#include "tests/bench/gpu_bench.h"
+
+namespace stillhouse::bench {
+namespace {
+
+using cuda::DecomposeKPlan;
+using cuda::DecomposeKShape;
+
+void CheckCublas(cublasStatus_t status) {
+  STILLHOUSE_CHECK(status == CUBLAS_STATUS_SUCCESS) << static_cast<int>(status);
+}
+
+__global__ void Relu(__nv_bfloat16* x, int count) {
+  const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+  if (i < count) x[i] = __hmax(x[i], __float2bfloat16(0.0f));
+}
+
+struct Bench {
+  cudaStream_t stream;
+  cublasHandle_t cublas;
+  std::mt19937 rng{11};
+
+  std::vector<__nv_bfloat16> Random(int64_t count, float scale) {
+    std::normal_distribution<float> normal(0.0f, scale);
+    std::vector<__nv_bfloat16> values(static_cast<size_t>(count));
+    for (auto& v : values) v = __float2bfloat16(normal(rng));
+    return values;
+  }
+
+  // b_rows: B is row-major [K, N]; otherwise its columns are contiguous (a weight [N, K]).
+  void Run(const char* name, int64_t m, int64_t n, int64_t k, bool b_rows, double floor, double goal,
+           std::vector<ResultRow>& results) {
+    const auto host_a = Random(m * k, 1.0f), host_b = Random(k * n, 1.0f / std::sqrt(static_cast<float>(k)));
+    auto* a = DeviceArray<__nv_bfloat16>(m * k);
+    auto* b = DeviceArray<__nv_bfloat16>(k * n);
+    auto* c = DeviceArray<__nv_bfloat16>(m * n);
+    auto* reference = DeviceArray<float>(m * n);
+    auto* out = DeviceArray<float>(m * n);
+    auto* partials = DeviceArray<float>(528 * m * n);
+    STILLHOUSE_CUDA_CHECK(cudaMemcpy(a, host_a.data(), host_a.size() * 2, cudaMemcpyHostToDevice));
+    STILLHOUSE_CUDA_CHECK(cudaMemcpy(b, host_b.data(), host_b.size() * 2, cudaMemcpyHostToDevice));
+    // Row-major products as column-major ones of the transposed.
+    const auto gemm = [&](void* to, cudaDataType_t type) {
+      const float one = 1.0f, zero = 0.0f;
+      CheckCublas(cublasGemmEx(cublas, b_rows ? CUBLAS_OP_N : CUBLAS_OP_T, CUBLAS_OP_N, static_cast<int>(n),
+                               static_cast<int>(m), static_cast<int>(k), &one, b, CUDA_R_16BF,
+                               static_cast<int>(b_rows ? n : k), a, CUDA_R_16BF, static_cast<int>(k), &zero, to, type,
+                               static_cast<int>(n), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+    };
+    gemm(reference, CUDA_R_32F);
+    STILLHOUSE_CUDA_CHECK(cudaStreamSynchronize(stream));
+    std::vector<float> want(static_cast<size_t>(m * n)), got(want.size());
+    STILLHOUSE_CUDA_CHECK(cudaMemcpy(want.data(), reference, want.size() * 4, cudaMemcpyDeviceToHost));
+    const double peer = MicrosecondsInGraph(stream, 30, 20, [&] {
+      gemm(c, CUDA_R_16BF);
+      const int count = static_cast<int>(m * n);
+      Relu<<<(count + 255) / 256, 256, 0, stream>>>(c, count);
+    });
+
+    DecomposeKShape shape;
+    shape.a = {a, true, k, 1};
+    shape.b = {b, true, b_rows ? 1 : k, b_rows ? n : 1};
+    shape.m = m;
+    shape.n = n;
+    shape.k = k;
+    shape.op = cuda::ElementOp::kRelu;
+    shape.out = out;
+    const auto time = [&](const DecomposeKPlan& plan) {
+      STILLHOUSE_CUDA_CHECK(cudaMemset(out, 0xff, want.size() * 4));
+      STILLHOUSE_CUDA_CHECK(cudaDeviceSynchronize());
+      const auto work = [&] { cuda::LaunchDecomposeK(shape, plan, nullptr, partials, stream); };
+      work();
+      STILLHOUSE_CUDA_CHECK(cudaStreamSynchronize(stream));
+      STILLHOUSE_CUDA_CHECK(cudaMemcpy(got.data(), out, got.size() * 4, cudaMemcpyDeviceToHost));
+      double difference = 0.0, norm = 0.0;
+      for (size_t i = 0; i < want.size(); ++i) {
+        const double w = std::max(want[i], 0.0f);
+        difference += (got[i] - w) * (got[i] - w);
+        norm += w * w;
+      }
+      STILLHOUSE_CHECK(std::sqrt(difference / norm) < 1e-5) << name << ": " << std::sqrt(difference / norm);
+      return MicrosecondsInGraph(stream, 30, 20, work);
+    };
+    const auto words = [](const DecomposeKPlan& p) {
+      return std::to_string(p.tile_m) + "x" + std::to_string(p.tile_n) + " tiles, " + std::to_string(p.splits) +
+             (p.cluster ? " in a cluster" : " slices, two launches");
+    };
+    const int tiles[][2] = {{16, 16}, {16, 32}, {32, 32}, {64, 32}, {64, 64}};
+    DecomposeKPlan best;
+    double best_time = 1e9, best_two = 1e9;
+    for (const auto& tile : tiles) {
+      const int64_t blocks = ((m + tile[0] - 1) / tile[0]) * ((n + tile[1] - 1) / tile[1]);
+      for (bool cluster : {true, false}) {
+        for (int splits : {1, 2, 4, 8, 16, 32, 64, 128}) {
+          if ((cluster && splits > 16) || splits * blocks > 528 || (splits * blocks < 16 && splits < 16)) continue;
+          DecomposeKPlan plan{tile[0], tile[1], splits, cluster};
+          const double t = time(plan);
+          std::printf("  %-38s %-40s %8.2f us\n", name, words(plan).c_str(), t);
+          if (!cluster) best_two = std::min(best_two, t);
+          if (t < best_time) {
+            best_time = t;
+            best = plan;
+          }
+        }
+      }
+    }
+    const DecomposeKPlan chosen = cuda::ChooseDecomposeKPlan(shape, 132, false, 0, 0);
+    ResultRow row{name, time(chosen), peer, "cuBLAS + ReLU", floor, goal, words(chosen)};
+    results.push_back(row);
+    char best_words[128];
+    std::snprintf(best_words, sizeof(best_words), "%s; best of two launches %.2f", words(best).c_str(), best_two);
+    results.push_back(
+        {std::string(name) + ", best of the sweep", best_time, peer, "cuBLAS + ReLU", floor, goal, best_words});
+    for (void* p : {static_cast<void*>(a), static_cast<void*>(b), static_cast<void*>(c), static_cast<void*>(reference),
+                    static_cast<void*>(out), static_cast<void*>(partials)}) {
+      STILLHOUSE_CUDA_CHECK(cudaFree(p));
+    }
+  }
+};
+
+void Main(const char* path, const char* commit) {
+  Bench bench;
+  STILLHOUSE_CUDA_CHECK(cudaStreamCreateWithFlags(&bench.stream, cudaStreamNonBlocking));
+  CheckCublas(cublasCreate(&bench.cublas));
+  CheckCublas(cublasSetStream(bench.cublas, bench.stream));
+  void* workspace = DeviceArray<char>(64 << 20);
+  CheckCublas(cublasSetWorkspace(bench.cublas, workspace, 64 << 20));
+  std::vector<ResultRow> results;
+  bench.Run("16x16, K 8192", 16, 16, 8192, true, 0.06, 2.5, results);
+  bench.Run("16x16, K 32768", 16, 16, 32768, true, 0.5, 3.0, results);
+  bench.Run("64x64, K 8192", 64, 64, 8192, true, 0.0, 3.0, results);
+  bench.Run("64x64, K 32768", 64, 64, 32768, true, 0.0, 4.0, results);
+  bench.Run("router 1x256, K 7168", 1, 256, 7168, true, 0.9, 3.5, results);
+  bench.Run("router 64x256, K 7168", 64, 256, 7168, true, 0.9, 4.0, results);
+  bench.Run("router 256x256, K 7168", 256, 256, 7168, true, 0.9, 5.5, results);
+  bench.Run("router 1x256, K 7168, B by columns", 1, 256, 7168, false, 0.9, 3.5, results);
+  bench.Run("64x64, K 32768, B by columns", 64, 64, 32768, false, 0.0, 4.0, results);
+  WriteResults(path, commit, "decompose_k_bench", results);
+}
+
+}  // namespace
+}  // namespace stillhouse::bench
+
+int main(int argc, char** argv) {
+  stillhouse::bench::Main(argc > 1 ? argv[1] : "/dev/null", argc > 2 ? argv[2] : "");
+  return 0;
+}
