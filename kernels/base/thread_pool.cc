@@ -115,10 +115,18 @@ void ThreadPool::ParallelFor(int64_t tasks, const std::function<void(int64_t, in
 void ThreadPool::ParallelRanges(int64_t size, int64_t grain, const std::function<void(int64_t, int64_t, int)>& body) {
   if (size <= 0) return;
   grain = std::max<int64_t>(grain, 1);
-  const int64_t pieces = std::min<int64_t>((size + grain - 1) / grain, 4 * num_threads());
-  const int64_t step = (size + pieces - 1) / pieces;
-  ParallelFor((size + step - 1) / step,
-              [&](int64_t task, int thread) { body(task * step, std::min(size, (task + 1) * step), thread); });
+  // Large pieces first, smaller ones towards the end: threads that run at different speeds finish together.
+  constexpr int kMostPieces = 64;
+  int64_t begins[kMostPieces + 1];
+  int pieces = 0;
+  for (int64_t begin = 0; begin < size; ++pieces) {
+    begins[pieces] = begin;
+    const int64_t left = size - begin;
+    const int64_t share = pieces + 1 < kMostPieces ? left / (3 * num_threads()) : left;
+    begin += std::min(left, (std::max(share, grain) + grain - 1) / grain * grain);
+  }
+  begins[pieces] = size;
+  ParallelFor(pieces, [&](int64_t task, int thread) { body(begins[task], begins[task + 1], thread); });
 }
 
 }  // namespace stillhouse

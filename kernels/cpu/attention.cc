@@ -22,7 +22,7 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 // Sequences of fewer rows are batched by what they attend to.
 constexpr int64_t kFewRows = 8;
 // Slots of one task of a batch: fixed, so that sums do not depend on the number of threads.
-constexpr int64_t kRangeSlots = 128;
+constexpr int64_t kRangeSlots = 256;
 // Below this many queries, scores come from dot products; from here on, from products of tiles.
 constexpr int64_t kPanelQueries = 12;
 // Products (of one multiply and add) below which a call is not worth handing to other threads.
@@ -89,18 +89,22 @@ class QueryTile {
     }
   }
 
-  // Slots [begin, end) of a run that all queries see.
-  void Visit(const KvRun& run, int64_t begin, int64_t end) { VisitCausal(run, begin, end, end); }
+  // Slots [begin, end) of a run that all queries see. `next` are the keys that will be visited after it.
+  void Visit(const KvRun& run, int64_t begin, int64_t end, NextRows next = {}) {
+    VisitCausal(run, begin, end, end, next);
+  }
 
   // The same where row `index` of the tile sees the slots below first_limit + index.
-  void VisitCausal(const KvRun& run, int64_t begin, int64_t end, int64_t first_limit) {
+  void VisitCausal(const KvRun& run, int64_t begin, int64_t end, int64_t first_limit, NextRows next = {}) {
     const int64_t step = panel_ ? kSlotTile : kRangeSlots;
     for (int64_t j = begin; j < end; j += step) {
       const int64_t slots = std::min(step, end - j);
       if (panel_) {
         PanelStep(run, j, slots, first_limit);
       } else {
-        RowStep(run, j, slots, first_limit);
+        // Whole steps only: a next one that is shorter would be read past its end.
+        const bool more = j + 2 * step <= end;
+        RowStep(run, j, slots, first_limit, more ? NextRows{run.k + (j + step) * run.k_row, run.k_row} : next);
       }
     }
   }
@@ -171,10 +175,10 @@ class QueryTile {
     GemmTN(simd_, queries_, width_, slots, 1.0f, scores_, padded_, v, run.v_row, state_.o, width_, true);
   }
 
-  void RowStep(const KvRun& run, int64_t j, int64_t slots, int64_t first_limit) {
+  void RowStep(const KvRun& run, int64_t j, int64_t slots, int64_t first_limit, NextRows next_keys) {
     const float* beta = run.beta ? run.beta + j : nullptr;
     simd_.attention_scores(q_, width_, queries_, run.k + j * run.k_row, run.k_row, slots, width_, scale_, beta, scores_,
-                           kRangeSlots);
+                           kRangeSlots, {run.v + j * run.v_row, run.v_row});
     float* l = run.memory ? state_.l_memory : state_.l_rest;
     float* l_other = run.memory ? state_.l_rest : state_.l_memory;
     for (int64_t i = 0; i < queries_; ++i) {
@@ -191,7 +195,7 @@ class QueryTile {
       simd_.scale(factor_[i], state_.o + i * width_, width_);
     }
     simd_.attention_values(scores_, kRangeSlots, queries_, run.v + j * run.v_row, run.v_row, slots, width_, state_.o,
-                           width_);
+                           width_, next_keys);
   }
 
   const SimdTable& simd_;
@@ -222,6 +226,7 @@ struct Chain {
   int64_t slots = 0;
   int64_t rows = 0;
   int64_t partials = 0;  // index of its first partial block
+  bool alone = false;    // of one sequence, and short: read where that sequence's results are put together
   int64_t ranges() const { return (slots + kRangeSlots - 1) / kRangeSlots; }
 };
 
@@ -285,7 +290,7 @@ class Forward {
       if (sequence.row_count == 0) continue;
       const int64_t slots = SlotsOf(sequence);
       work_ += sequence.row_count * (slots + sequence.row_count / 2 + 1) * 2 * shape_.heads * shape_.width;
-      if (sequence.row_count < kFewRows && slots > kRangeSlots) {
+      if (sequence.row_count < kFewRows && slots > 0) {
         few_.push_back(static_cast<int32_t>(i));
         for (int32_t s : sequence.segments) users[s].push_back(static_cast<int32_t>(i));
         continue;
@@ -313,6 +318,11 @@ class Forward {
     const int64_t tile = TileRows(shape_.group);
     for (size_t c = 0; c < chains_.size(); ++c) {
       Chain& chain = chains_[c];
+      chain.alone = chain.users.size() == 1 && chain.slots <= kRangeSlots;
+      if (chain.alone) {
+        merge_work_ += chain.slots * chain.rows * 2 * shape_.heads * shape_.width;
+        continue;
+      }
       chain.partials = partial_floats_;
       partial_floats_ += chain.ranges() * shape_.kv_heads * RunningFloats(chain.rows * shape_.group, shape_.width);
       merge_work_ += chain.ranges() * chain.rows * shape_.heads * shape_.width;
@@ -385,13 +395,24 @@ class Forward {
     }
     tile.Ready();
     const int64_t begin = range.index * kRangeSlots, end = begin + kRangeSlots;
+    struct Piece {
+      KvRun run;
+      int64_t from, to;
+    };
+    Piece piece = {};
     int64_t offset = 0;
     for (int32_t s : chain.segments) {
       const int64_t slots = segments_[s].k.dim(1);
       const int64_t from = std::max<int64_t>(0, begin - offset), to = std::min(slots, end - offset);
-      if (from < to) tile.Visit(SegmentRun(segments_[s], kv), from, to);
+      if (from < to) {
+        const KvRun run = SegmentRun(segments_[s], kv);
+        const bool ask = to - from >= piece.to - piece.from;
+        tile.Visit(piece.run, piece.from, piece.to, ask ? NextRows{run.k + from * run.k_row, run.k_row} : NextRows());
+        piece = {run, from, to};
+      }
       offset += slots;
     }
+    tile.Visit(piece.run, piece.from, piece.to);
     tile.Save(Partial(chain, range.index, kv), range.row_begin * shape_.group);
   }
 
@@ -401,6 +422,14 @@ class Forward {
     for (int64_t i = 0; i < sequence.row_count; ++i) tile.SetRow(i, args_.q, sequence.row_begin + i, kv);
     tile.Ready();
     for (const Chain& chain : chains_) {
+      if (chain.alone) {
+        for (int32_t s : chain.segments) {
+          if (chain.users[0] != index) break;
+          const KvRun run = SegmentRun(segments_[s], kv);
+          tile.Visit(run, 0, run.slots);
+        }
+        continue;
+      }
       int64_t row = 0;
       for (int32_t user : chain.users) {
         for (int64_t r = 0; user == index && r < chain.ranges(); ++r) {

@@ -17,37 +17,22 @@ struct ScratchBlock {
   int64_t count = 0;
 };
 
-int64_t DepthBlock(int64_t depth, int64_t step) {
-  const int64_t blocks = (depth + kDepthBlock - 1) / kDepthBlock;
+// Few rows of A are swept whole by every panel: both stay in L1 if the block is shallow enough.
+constexpr int64_t kSweptRows = 32;
+constexpr int64_t kSweptFloats = 7168;
+
+int64_t DepthBlock(int64_t m, int64_t tile_cols, int64_t depth, int64_t step) {
+  const int64_t most = m <= kSweptRows ? std::min(kDepthBlock, kSweptFloats / (m + tile_cols)) : kDepthBlock;
+  const int64_t blocks = (depth + most - 1) / most;
   const int64_t even = (depth + std::max<int64_t>(blocks, 1) - 1) / std::max<int64_t>(blocks, 1);
   return (even + step - 1) / step * step;
 }
-
-// Floats of A that stay in L2 beside everything else.
-constexpr int64_t kSmallOperand = 32768;
 
 // Below this many rows of A a panel is not worth packing.
 constexpr int64_t kFewRows = 3;
 
 void ZeroRows(int64_t m, int64_t n, float* c, int64_t ldc) {
   for (int64_t i = 0; i < m; ++i) std::fill(c + i * ldc, c + i * ldc + n, 0.0f);
-}
-
-// All row tiles of one panel of columns.
-void SweepRows(const SimdTable& simd, int64_t m, GemmTile tile) {
-  const float* a = tile.a;
-  float* c = tile.c;
-  for (int64_t i = 0; i < m;) {
-    // The last two tiles share their rows evenly, so that none is nearly empty.
-    const int64_t left = m - i;
-    const int64_t rows =
-        left > simd.tile_rows && left < 2 * simd.tile_rows ? (left + 1) / 2 : std::min<int64_t>(left, simd.tile_rows);
-    tile.rows = rows;
-    tile.a = a + i * tile.a_row;
-    tile.c = c + i * tile.c_row;
-    simd.gemm_tile(tile);
-    i += rows;
-  }
 }
 
 }  // namespace
@@ -73,7 +58,7 @@ void GemmPanels(const SimdTable& simd, int64_t m, int64_t n_begin, int64_t n_end
     if (!accumulate) ZeroRows(m, n_end - n_begin, c + n_begin, ldc);
     return;
   }
-  const int64_t block = DepthBlock(depth, b.depth_step());
+  const int64_t block = DepthBlock(m, simd.tile_cols, depth, b.depth_step());
   float* panel = ThreadScratch(ScratchSlot::kPanel, block * simd.tile_cols);
   GemmTile tile;
   tile.a_row = a_row;
@@ -82,27 +67,20 @@ void GemmPanels(const SimdTable& simd, int64_t m, int64_t n_begin, int64_t n_end
   tile.b_depth = simd.tile_cols;
   tile.c_row = ldc;
   tile.alpha = alpha;
-  const int64_t row_blocks = m * depth <= kSmallOperand ? 1 : (m + kRowBlock - 1) / kRowBlock;
+  const int64_t row_blocks = (m + kRowBlock - 1) / kRowBlock;
   const int64_t row_step = (m + row_blocks - 1) / row_blocks;
-  const auto run = [&](int64_t row, int64_t k, int64_t n) {
-    tile.depth = std::min(block, depth - k);
-    tile.a = a + row * a_row + k * a_depth;
-    tile.accumulate = accumulate || k > 0;
-    tile.cols = std::min<int64_t>(simd.tile_cols, n_end - n);
-    tile.c = c + row * ldc + n;
-    b.Fill(simd, k, k + tile.depth, n, tile.cols, panel);
-    SweepRows(simd, std::min(row_step, m - row), tile);
-  };
-  if (m * depth <= kSmallOperand) {
-    // All of A stays in L2: B is read in the order in which it lies.
-    for (int64_t n = n_begin; n < n_end; n += simd.tile_cols) {
-      for (int64_t k = 0; k < depth; k += block) run(0, k, n);
-    }
-    return;
-  }
   for (int64_t row = 0; row < m; row += row_step) {
     for (int64_t k = 0; k < depth; k += block) {
-      for (int64_t n = n_begin; n < n_end; n += simd.tile_cols) run(row, k, n);
+      tile.depth = std::min(block, depth - k);
+      tile.a = a + row * a_row + k * a_depth;
+      tile.accumulate = accumulate || k > 0;
+      for (int64_t n = n_begin; n < n_end; n += simd.tile_cols) {
+        tile.cols = std::min<int64_t>(simd.tile_cols, n_end - n);
+        tile.c = c + row * ldc + n;
+        b.Fill(simd, k, k + tile.depth, n, tile.cols, panel);
+        tile.rows = std::min(row_step, m - row);
+        simd.gemm_sweep(tile);
+      }
     }
   }
 }
@@ -160,7 +138,8 @@ void GemmDirect(const SimdTable& simd, int64_t m, int64_t n, int64_t depth, floa
       tile.cols = std::min<int64_t>(simd.tile_cols, n - j);
       tile.b = b + k * ldb + j;
       tile.c = c + j;
-      SweepRows(simd, m, tile);
+      tile.rows = m;
+      simd.gemm_sweep(tile);
     }
   }
 }

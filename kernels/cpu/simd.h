@@ -56,13 +56,19 @@ struct PackedDot {
   int64_t out_row;
 };
 
+// Rows that the next kernel will read: a kernel bound by memory asks for them beside its own. Null: none.
+struct NextRows {
+  const float* rows = nullptr;
+  int64_t row = 0;  // floats from one to the next
+};
+
 struct SimdTable {
   const char* name;
   int lanes;
   int tile_rows, tile_cols;
 
   // Products.
-  void (*gemm_tile)(const GemmTile& tile);
+  void (*gemm_sweep)(const GemmTile& tile);
   // panel[k, j] = b[j, k] for j < cols ≤ tile_cols, rows of the panel are tile_cols long, missing columns are 0.
   void (*pack_transposed)(const float* b, int64_t b_row, int64_t cols, int64_t depth, float* panel);
   // The same from b[k, j].
@@ -98,11 +104,11 @@ struct SimdTable {
   void (*softmax_grad_row)(const float* p, const float* g, float dot, float* dz, int64_t n);
   void (*scale_by_weight)(const float* x, float factor, const float* weight, float* out, int64_t n);
 
-  // Attention (simd_attention.h).
+  // Attention (simd_attention.h). `next` are as many rows of the same width that are read after this call.
   void (*attention_scores)(const float* q, int64_t q_row, int64_t rows, const float* k, int64_t k_row, int64_t slots,
-                           int64_t depth, float scale, const float* beta, float* s, int64_t s_row);
+                           int64_t depth, float scale, const float* beta, float* s, int64_t s_row, NextRows next);
   void (*attention_values)(const float* p, int64_t p_row, int64_t rows, const float* v, int64_t v_row, int64_t slots,
-                           int64_t width, float* o, int64_t o_row);
+                           int64_t width, float* o, int64_t o_row, NextRows next);
   float (*attention_row_softmax)(float* s, int64_t n, float* m, float* l);
   void (*attention_panel_softmax)(float* s, int64_t s_row, int64_t slots, int64_t columns, const float* beta,
                                   const int32_t* limit, float* m, float* l, float* factor);

@@ -25,10 +25,15 @@ STILLHOUSE_INLINE void FinishFour(const F32* v, float scale, const float* beta, 
 #endif
 }
 
+STILLHOUSE_INLINE void AskFor(const float* row, int64_t width) {
+  for (int64_t c = 0; c < width; c += 16) __builtin_prefetch(row + c, 0, 2);
+}
+
 // s[i, j] = scale · q_i·k_j + beta[j] for i < kRows, j < slots.
 template <int kRows>
 STILLHOUSE_INLINE void ScoreRows(const float* q, int64_t q_row, const float* k, int64_t k_row, int64_t slots,
-                                 int64_t depth, float scale, const float* beta, float* s, int64_t s_row) {
+                                 int64_t depth, float scale, const float* beta, float* s, int64_t s_row,
+                                 NextRows next) {
   const int tail = (int)(depth % kLanes);
   const int64_t whole = depth - tail;
   int64_t j = 0;
@@ -43,6 +48,9 @@ STILLHOUSE_INLINE void ScoreRows(const float* q, int64_t q_row, const float* k, 
       for (int64_t line = 0; line < depth * 4; line += 64) _mm_prefetch(ahead + line, _MM_HINT_T0);
     }
 #endif
+    if (next.rows) {
+      for (int u = 0; u < 4; ++u) AskFor(next.rows + (j + u) * next.row, depth);
+    }
     for (int64_t c = 0; c < whole; c += kLanes) {
       // The queries first, then one key at a time: 12 sums, 3 queries and a key are the 16 registers.
       F32 y[kRows];
@@ -79,22 +87,23 @@ STILLHOUSE_INLINE void ScoreRows(const float* q, int64_t q_row, const float* k, 
 }
 
 static void AttentionScores(const float* q, int64_t q_row, int64_t rows, const float* k, int64_t k_row, int64_t slots,
-                            int64_t depth, float scale, const float* beta, float* s, int64_t s_row) {
+                            int64_t depth, float scale, const float* beta, float* s, int64_t s_row, NextRows next) {
   int64_t i = 0;
   for (; i + 3 <= rows; i += 3) {
-    ScoreRows<3>(q + i * q_row, q_row, k, k_row, slots, depth, scale, beta, s + i * s_row, s_row);
+    ScoreRows<3>(q + i * q_row, q_row, k, k_row, slots, depth, scale, beta, s + i * s_row, s_row, next);
+    next = {};
   }
   if (rows - i == 2) {
-    ScoreRows<2>(q + i * q_row, q_row, k, k_row, slots, depth, scale, beta, s + i * s_row, s_row);
+    ScoreRows<2>(q + i * q_row, q_row, k, k_row, slots, depth, scale, beta, s + i * s_row, s_row, next);
   } else if (rows - i == 1) {
-    ScoreRows<1>(q + i * q_row, q_row, k, k_row, slots, depth, scale, beta, s + i * s_row, s_row);
+    ScoreRows<1>(q + i * q_row, q_row, k, k_row, slots, depth, scale, beta, s + i * s_row, s_row, next);
   }
 }
 
 // o[i, c] += Σ_j p[i, j] · v[j, c] for kRows rows and kVectors vectors of columns, the last of `last` lanes.
 template <int kRows, int kVectors>
 STILLHOUSE_INLINE void ValueBlock(const float* p, int64_t p_row, const float* v, int64_t v_row, int64_t slots, int last,
-                                  float* o, int64_t o_row) {
+                                  float* o, int64_t o_row, NextRows next) {
   F32 acc[kRows][kVectors];
   for (int i = 0; i < kRows; ++i) {
     for (int u = 0; u < kVectors; ++u) acc[i][u] = Zero();
@@ -102,6 +111,7 @@ STILLHOUSE_INLINE void ValueBlock(const float* p, int64_t p_row, const float* v,
   for (int64_t j = 0; j < slots; ++j) {
     F32 weight[kRows];
     for (int i = 0; i < kRows; ++i) weight[i] = Set1(p[i * p_row + j]);
+    if (next.rows) AskFor(next.rows + j * next.row, kVectors * kLanes);
     for (int u = 0; u < kVectors; ++u) {
       const F32 x = u + 1 < kVectors ? Load(v + j * v_row + u * kLanes) : LoadSome(v + j * v_row + u * kLanes, last);
       for (int i = 0; i < kRows; ++i) acc[i][u] = Fma(weight[i], x, acc[i][u]);
@@ -118,25 +128,29 @@ STILLHOUSE_INLINE void ValueBlock(const float* p, int64_t p_row, const float* v,
 
 template <int kRows>
 STILLHOUSE_INLINE void ValueRows(const float* p, int64_t p_row, const float* v, int64_t v_row, int64_t slots,
-                                 int64_t width, float* o, int64_t o_row) {
+                                 int64_t width, float* o, int64_t o_row, NextRows next) {
   int64_t c = 0;
   for (; c + 4 * kLanes <= width; c += 4 * kLanes) {
-    ValueBlock<kRows, 4>(p, p_row, v + c, v_row, slots, kLanes, o + c, o_row);
+    ValueBlock<kRows, 4>(p, p_row, v + c, v_row, slots, kLanes, o + c, o_row,
+                         {next.rows ? next.rows + c : nullptr, next.row});
   }
   for (; c < width; c += kLanes) {
     const int last = width - c < kLanes ? (int)(width - c) : kLanes;
-    ValueBlock<kRows, 1>(p, p_row, v + c, v_row, slots, last, o + c, o_row);
+    ValueBlock<kRows, 1>(p, p_row, v + c, v_row, slots, last, o + c, o_row, {});
   }
 }
 
 static void AttentionValues(const float* p, int64_t p_row, int64_t rows, const float* v, int64_t v_row, int64_t slots,
-                            int64_t width, float* o, int64_t o_row) {
+                            int64_t width, float* o, int64_t o_row, NextRows next) {
   int64_t i = 0;
-  for (; i + 3 <= rows; i += 3) ValueRows<3>(p + i * p_row, p_row, v, v_row, slots, width, o + i * o_row, o_row);
+  for (; i + 3 <= rows; i += 3) {
+    ValueRows<3>(p + i * p_row, p_row, v, v_row, slots, width, o + i * o_row, o_row, next);
+    next = {};
+  }
   if (rows - i == 2) {
-    ValueRows<2>(p + i * p_row, p_row, v, v_row, slots, width, o + i * o_row, o_row);
+    ValueRows<2>(p + i * p_row, p_row, v, v_row, slots, width, o + i * o_row, o_row, next);
   } else if (rows - i == 1) {
-    ValueRows<1>(p + i * p_row, p_row, v, v_row, slots, width, o + i * o_row, o_row);
+    ValueRows<1>(p + i * p_row, p_row, v, v_row, slots, width, o + i * o_row, o_row, next);
   }
 }
 

@@ -74,38 +74,48 @@ static void GemmTileRows(const GemmTile& t) {
   }
 }
 
-template <int kRows>
-static void GemmTileAny(const GemmTile& t) {
-  if (t.cols == kTileCols) {
-    GemmTileRows<kRows, true>(t);
-  } else {
-    GemmTileRows<kRows, false>(t);
+// All rows of a panel, a tile at a time.
+template <bool kFull>
+static void SweepTiles(GemmTile t) {
+  const int64_t m = t.rows;
+  for (int64_t i = 0; i < m;) {
+    // The last two tiles share their rows evenly, so that none is nearly empty.
+    const int64_t left = m - i;
+    t.rows = left > kTileRows && left < 2 * kTileRows ? (left + 1) / 2 : left < kTileRows ? left : kTileRows;
+    switch (t.rows) {
+#define STILLHOUSE_ROWS(n)     \
+  case n:                      \
+    GemmTileRows<n, kFull>(t); \
+    break;
+      STILLHOUSE_ROWS(1)
+      STILLHOUSE_ROWS(2)
+      STILLHOUSE_ROWS(3)
+      STILLHOUSE_ROWS(4)
+      STILLHOUSE_ROWS(5)
+      STILLHOUSE_ROWS(6)
+#if STILLHOUSE_LANES == 16
+      STILLHOUSE_ROWS(7)
+      STILLHOUSE_ROWS(8)
+      STILLHOUSE_ROWS(9)
+      STILLHOUSE_ROWS(10)
+      STILLHOUSE_ROWS(11)
+      STILLHOUSE_ROWS(12)
+#endif
+#undef STILLHOUSE_ROWS
+      default:
+        __builtin_trap();
+    }
+    i += t.rows;
+    t.a += t.rows * t.a_row;
+    t.c += t.rows * t.c_row;
   }
 }
 
-static void RunGemmTile(const GemmTile& t) {
-  switch (t.rows) {
-#define STILLHOUSE_ROWS(n) \
-  case n:                  \
-    GemmTileAny<n>(t);     \
-    break;
-    STILLHOUSE_ROWS(1)
-    STILLHOUSE_ROWS(2)
-    STILLHOUSE_ROWS(3)
-    STILLHOUSE_ROWS(4)
-    STILLHOUSE_ROWS(5)
-    STILLHOUSE_ROWS(6)
-#if STILLHOUSE_LANES == 16
-    STILLHOUSE_ROWS(7)
-    STILLHOUSE_ROWS(8)
-    STILLHOUSE_ROWS(9)
-    STILLHOUSE_ROWS(10)
-    STILLHOUSE_ROWS(11)
-    STILLHOUSE_ROWS(12)
-#endif
-#undef STILLHOUSE_ROWS
-    default:
-      __builtin_trap();
+static void GemmSweep(const GemmTile& t) {
+  if (t.cols == kTileCols) {
+    SweepTiles<true>(t);
+  } else {
+    SweepTiles<false>(t);
   }
 }
 

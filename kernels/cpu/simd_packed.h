@@ -74,11 +74,16 @@ STILLHOUSE_INLINE F32 LoadRows8(Unit u, int64_t offset, int half) {
 // Asks for the lines of [p + begin, p + end) ahead of their use: the hardware follows a stream, but stops at every page
 // and loses it between bursts.
 STILLHOUSE_INLINE void Prefetch(const uint8_t* p, int64_t begin, int64_t end) {
-  for (int64_t at = begin; at < end; at += 64) __builtin_prefetch(p + at, 0, 2);
+  for (int64_t at = begin; at < end; at += 64) __builtin_prefetch(p + at, 0, 3);
 }
 
-// How far ahead of the arithmetic a dot asks for a unit's bytes.
-constexpr int64_t kAhead = 1536;
+// The bytes that the next kUnits units need at this place: the groups of some units lie one after another, so while
+// these are worked through, the same share of what follows them is asked for.
+template <int kUnits>
+STILLHOUSE_INLINE void PrefetchNext(const PackedMatrix& w, const Unit* units, int64_t offset) {
+  constexpr int kGroups = kUnits * kLanes / 8 > 0 ? kUnits * kLanes / 8 : 1;
+  Prefetch(units[0].p + kGroups * w.group_bytes, kGroups * offset, kGroups * (offset + w.block_bytes));
+}
 
 constexpr int kHeader4_0 = 16, kHeader4_1 = 32, kHeader8_0 = 16;
 
@@ -222,10 +227,8 @@ STILLHOUSE_INLINE void DotNibbles(const PackedDot& d, int64_t unit0, int64_t row
   int64_t offset = 0;
   for (int64_t b = 0; b < w.blocks; ++b, offset += w.block_bytes, digits += 128) {
     Bytes sums[kUnits][kRows][3];
-    if (row0 == 0) {
-      for (int u = 0; u < kUnits; ++u) Prefetch(units[u].p, offset + kAhead, offset + kAhead + w.block_bytes);
-    }
-    // Low nibbles (columns 0..15), then high ones: one at a time leaves more registers to the sums.
+    if (row0 == 0) PrefetchNext<kUnits>(w, units, offset);
+      // Low nibbles (columns 0..15), then high ones: one at a time leaves more registers to the sums.
 #pragma GCC unroll 2
     for (int part = 0; part < 2; ++part) {
 #pragma GCC unroll 4
@@ -285,9 +288,7 @@ STILLHOUSE_INLINE void DotBytes(const PackedDot& d, int64_t unit0, int64_t row0,
   int64_t offset = 0;
   for (int64_t b = 0; b < w.blocks; ++b, offset += w.block_bytes, x += 32) {
     F32 sums[kUnits][kRows][kParts];
-    if (row0 == 0) {
-      for (int u = 0; u < kUnits; ++u) Prefetch(units[u].p, offset + kAhead, offset + kAhead + w.block_bytes);
-    }
+    if (row0 == 0) PrefetchNext<kUnits>(w, units, offset);
     for (int u = 0; u < kUnits; ++u) {
       for (int r = 0; r < kRows; ++r) {
         for (int part = 0; part < kParts; ++part) sums[u][r][part] = Zero();
@@ -356,7 +357,10 @@ static void DotAllRows(const PackedDot& d, int64_t unit, float* to) {
 
 static void RunPackedDot(const PackedDot& d, int64_t unit_begin, int64_t unit_end) {
   int64_t unit = unit_begin;
-  for (; unit + 2 <= unit_end; unit += 2) DotAllRows<2>(d, unit, d.out + (unit - unit_begin) * kLanes);
+  for (; unit + 2 <= unit_end; unit += 2) {
+    float* to = d.out + (unit - unit_begin) * kLanes;
+    DotAllRows<2>(d, unit, to);
+  }
   if (unit < unit_end) DotAllRows<1>(d, unit, d.out + (unit - unit_begin) * kLanes);
 }
 

@@ -18,7 +18,7 @@ constexpr SimdTable MakeTable(const char* name) {
       .lanes = kLanes,
       .tile_rows = kTileRows,
       .tile_cols = kTileCols,
-      .gemm_tile = RunGemmTile,
+      .gemm_sweep = GemmSweep,
       .pack_transposed = PackTransposed,
       .pack_rows = PackRows,
       .dot_rows = DotRows,

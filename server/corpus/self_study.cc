@@ -18,7 +18,7 @@ constexpr int kMostRounds = 4;
 constexpr int64_t kDraftsPerChunk = 8;  // of one round, before another cut of the document is made
 
 // Words before a question that hold it to the text; they are not part of it.
-constexpr std::string_view kAnchor = "Using the text above, answer this question about it: ";
+constexpr std::string_view kAnchor = "Using the text above, answer this question about it:";
 
 struct Draft {
   TokenRange chunk;
@@ -66,14 +66,17 @@ absl::Status RunDrafts(const BuildRuntime& runtime, const SelfStudySpec& spec, c
       [&](int64_t i) -> absl::StatusOr<GenerationJob> {
         const Draft& draft = drafts[missing[static_cast<size_t>(i)]];
         if (draft.chunk.begin != held.begin || draft.chunk.end != held.end) {
-          STILLHOUSE_ASSIGN_OR_RETURN(memory, runtime.PrefillMemory(document.Framed(draft.chunk), nullptr));
+          // The chunk, and the beginning of the user's turn, which is the same for all its questions.
+          std::vector<int32_t> ids = document.Framed(draft.chunk);
+          STILLHOUSE_ASSIGN_OR_RETURN(const std::vector<int32_t> turn, runtime.chat->EncodeTurn("user", kAnchor));
+          ids.insert(ids.end(), turn.begin(), turn.end() - static_cast<int64_t>(document.footer.size()));
+          STILLHOUSE_ASSIGN_OR_RETURN(memory, runtime.PrefillMemory(ids, nullptr));
           held = draft.chunk;
         }
         GenerationJob job;
         job.memory = memory;
-        // The user's turn, not ended: the model goes on with it.
-        STILLHOUSE_ASSIGN_OR_RETURN(job.prompt, runtime.chat->EncodeTurn("user", StrCat(kAnchor, draft.seed.lead)));
-        job.prompt.resize(job.prompt.size() - document.footer.size());
+        // The turn is not ended: the model goes on with it.
+        job.prompt = runtime.tokenizer->Encode(StrCat(" ", draft.seed.lead));
         job.sampling.temperature = static_cast<float>(spec.temperature);
         job.sampling.seed = draft.sampling_seed;
         job.max_tokens = spec.max_question_tokens;

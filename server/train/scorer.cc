@@ -8,20 +8,6 @@
 namespace stillhouse {
 namespace {
 
-// −Σ q ln q of one row's candidates, the rest of the mass as one bucket.
-double TailEntropy(const int32_t* ids, const float* logprobs, int32_t width) {
-  double entropy = 0.0, mass = 0.0;
-  for (int32_t i = 0; i < width; ++i) {
-    if (ids[i] < 0) continue;
-    const double q = std::exp(static_cast<double>(logprobs[i]));
-    entropy -= q * logprobs[i];
-    mass += q;
-  }
-  const double rest = 1.0 - mass;
-  if (rest > 0.0) entropy -= rest * std::log(rest);
-  return entropy;
-}
-
 void Teach(const Context& ctx, const Weights& weights, const std::vector<Conversation*>& conversations,
            const std::shared_ptr<const Memory>& memory, int64_t k, bool question) {
   std::vector<const Conversation*> view(conversations.begin(), conversations.end());
@@ -73,25 +59,38 @@ AnswerScore ScoreAnswers(const Context& ctx, const Weights& weights,
   if (conversations.empty()) return score;
   DistillBatch batch = MakeDistillBatch(conversations, memory);
   const ForwardResult result = Forward(ctx, weights, batch.batch);
-  const int64_t rows = batch.outputs();
-  TopLogprobsArgs args;
-  args.x = result.hidden;
-  args.weight = weights.output;
-  args.tokens = ctx.Ints(batch.targets, {rows});
-  args.token_logprobs = ctx.EmptyF32({rows});
-  TopLogprobs(ctx, args);
-  for (float logprob : ctx.ToFloats(args.token_logprobs)) score.nll -= logprob;
-  score.tokens = rows;
-  if (with_kl && batch.width > 0) {
-    const Tensor loss = LinearDistill(ctx, result.hidden, weights.output, ctx.Ints(batch.ids, {rows, batch.width}),
-                                      ctx.Floats(batch.logprobs, {rows, batch.width}), DistillMode::kTail);
-    double entropy = 0.0;
-    for (int64_t r = 0; r < rows; ++r) {
-      entropy += TailEntropy(batch.ids.data() + r * batch.width, batch.logprobs.data() + r * batch.width, batch.width);
+  const int64_t rows = batch.outputs(), width = batch.width;
+  // Log-probabilities of whole rows, a few at a time: the vocabulary is large.
+  constexpr int64_t kRows = 64;
+  for (int64_t begin = 0; begin < rows; begin += kRows) {
+    const int64_t end = std::min(rows, begin + kRows);
+    const Tensor logprobs = LogSoftmax(ctx, Logits(ctx, weights, result.hidden.Slice(0, begin, end)));
+    const int64_t vocabulary = logprobs.dim(1);
+    const bool host = logprobs.device() == DeviceType::kCpu && logprobs.contiguous();
+    const std::vector<float> copy = host ? std::vector<float>() : ctx.ToFloats(logprobs);
+    const float* values = host ? logprobs.f32() : copy.data();
+    for (int64_t r = begin; r < end; ++r) {
+      const float* p = values + (r - begin) * vocabulary;
+      score.nll -= p[batch.targets[static_cast<size_t>(r)]];
+      if (!with_kl || width == 0) continue;
+      double rest_q = 1.0, rest_p = 1.0, kl = 0.0;
+      for (int64_t i = r * width; i < (r + 1) * width; ++i) {
+        const int32_t id = batch.ids[static_cast<size_t>(i)];
+        if (id < 0) continue;
+        const double log_q = batch.logprobs[static_cast<size_t>(i)], log_p = p[id];
+        const double q = std::exp(log_q);
+        kl += q * (log_q - log_p);
+        rest_q -= q;
+        rest_p -= std::exp(log_p);
+      }
+      // Nearly nothing is left outside the candidates: rounding, not a difference.
+      constexpr double kLeastRest = 1e-6;
+      if (rest_q > kLeastRest) kl += rest_q * std::log(rest_q / std::max(rest_p, kLeastRest));
+      score.kl += std::max(kl, 0.0);
+      ++score.kl_tokens;
     }
-    score.kl_tokens = rows;
-    score.kl = std::max(0.0, static_cast<double>(ctx.ToFloats(loss)[0]) * static_cast<double>(rows) - entropy);
   }
+  score.tokens = rows;
   return score;
 }
 

@@ -25,7 +25,7 @@ struct AnswerScore {
   double mean_kl() const { return kl_tokens > 0 ? kl / static_cast<double>(kl_tokens) : 0.0; }
 };
 
-// One forward pass. `with_kl` costs a second output projection.
+// One forward pass.
 AnswerScore ScoreAnswers(const Context& ctx, const Weights& weights,
                          const std::vector<const Conversation*>& conversations,
                          const std::shared_ptr<const Memory>& memory, bool with_kl);

@@ -92,7 +92,7 @@ struct Bench {
     std::vector<double> times;
     for (int i = 0; i < repeats; ++i) {
       times.push_back(Seconds([&] {
-        Tape tape(ctx.pool());
+        Tape tape(*ctx.backend);
         Context training = ctx;
         training.tape = &tape;
         for (const LayerKv& layer : memory->layers) {
@@ -124,11 +124,14 @@ int Main(int argc, char** argv) {
   CLI::App app{
       "Times the model's forward and backward passes.\n\nExample:\n  model_bench model.gguf --threads 2 --only decode"};
   std::string path, only, isa = "auto";
-  int threads = 0, repeats = 3;
+  int threads = 0, repeats = 3, steps = 16;
+  std::vector<int64_t> contexts = {32, 2048};
   bool trace = false;
   app.add_option("model", path, "GGUF file")->required()->check(CLI::ExistingFile);
   app.add_option("--threads", threads, "threads (default: one per core)");
   app.add_option("--repeats", repeats, "runs of each, of which the median counts")->capture_default_str();
+  app.add_option("--steps", steps, "decode steps a repeat")->capture_default_str();
+  app.add_option("--contexts", contexts, "tokens before the decode steps")->delimiter(',')->capture_default_str();
   app.add_option("--only", only, "prefill, decode, shared or train (default: all)");
   app.add_option("--isa", isa, "auto, v2, avx2 or avx512")->capture_default_str();
   app.add_flag("--trace", trace, "print where the time goes");
@@ -169,7 +172,8 @@ int Main(int argc, char** argv) {
     for (int64_t n : {64, 512, 2048}) record("prefill_tok_s", std::to_string(n), bench.PrefillRate(n, repeats));
   }
   if (wanted("decode")) {
-    for (int64_t n : {32, 2048}) record("decode_tok_s", std::to_string(n), bench.DecodeRate(n, 1, false, 16 * repeats));
+    for (int64_t n : contexts)
+      record("decode_tok_s", std::to_string(n), bench.DecodeRate(n, 1, false, steps * repeats));
   }
   if (wanted("shared")) record("shared_decode_tok_s", "16x256", bench.DecodeRate(256, 16, true, 8 * repeats));
   if (wanted("train")) {

@@ -117,7 +117,7 @@ int Run(int argc, char** argv) {
       std::vector<float> c(static_cast<size_t>(simd.tile_rows * simd.tile_cols));
       cpu::GemmTile tile{simd.tile_rows, simd.tile_cols, depth,    a.data(),      depth, 1,
                          b.data(),       simd.tile_cols, c.data(), simd.tile_cols};
-      for (int64_t i = 0; i < repeats; ++i) simd.gemm_tile(tile);
+      for (int64_t i = 0; i < repeats; ++i) simd.gemm_sweep(tile);
     });
   });
   const double flops =

@@ -17,6 +17,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 GOALS = {("CARTRIDGE", "quick", 10): 0.90, ("CARTRIDGE", "standard", 10): 0.97, ("CARTRIDGE", "standard", 40): 0.85,
          ("ATTENTION_MATCHING", "quick", 8): 0.60}
@@ -32,7 +34,8 @@ def main():
     parser.add_argument("--questions", action="append", default=[])
     parser.add_argument("--build", action="append", required=True, help="METHOD:profile:ratio; repeat it")
     parser.add_argument("--max-questions", type=int, default=48)
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2, help="of one build")
+    parser.add_argument("--parallel", type=int, default=1, help="builds at a time; their seconds then say little")
     parser.add_argument("--machine", required=True)
     parser.add_argument("--out", required=True)
     args = parser.parse_args()
@@ -69,21 +72,33 @@ def main():
             json.dump(result, f, indent=1)
             f.write("\n")
 
-    for build in args.build:
+    lock = threading.Lock()
+
+    def run(build, subject):
         method, profile, ratio = build.split(":")
-        for subject in subjects:
-            with tempfile.NamedTemporaryFile(suffix=".json") as out:
-                subprocess.run([args.program, "--model", args.model, *subject, "--methods", method, "--profiles", profile, "--ratios", ratio,
-                                "--max-questions", str(args.max_questions), "--threads", str(args.threads), "--output", out.name],
-                               check=True, stderr=subprocess.DEVNULL)
-                result["builds"] += json.load(open(out.name))["rows"]
-            b = result["builds"][-1]
+        with tempfile.NamedTemporaryFile(suffix=".json") as out:
+            done = subprocess.run([args.program, "--model", args.model, *subject, "--methods", method, "--profiles", profile,
+                                   "--ratios", ratio, "--max-questions", str(args.max_questions), "--threads", str(args.threads),
+                                   "--output", out.name], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            if done.returncode != 0:
+                print(f"{' '.join(subject)}, {build}: failed: {done.stderr[-500:]}", file=sys.stderr, flush=True)
+                return False
+            built = json.load(open(out.name))["rows"]
+        with lock:
+            result["builds"] += built
+            b = built[-1]
             print(f"{b['document']:32} {method} {profile} {ratio}x: T {b['T']} p {b['p']} recovered {b['cache']['recovered']:.3f} "
                   f"(truncated {b['truncated']['recovered']:.3f}) kl {b['cache']['kl']:.4f} {b['seconds']:.0f} s", file=sys.stderr, flush=True)
             write()
+        return True
+
+    with ThreadPoolExecutor(args.parallel) as pool:
+        jobs = [pool.submit(run, build, subject) for build in args.build for subject in subjects]
+        ok = all([job.result() for job in jobs])
     for row in result["rows"]:
         print(f"{row['name']}: {row['ours']} (truncation {row['peer']}), goal {row['goal']}, kl {row['kl']}, {row['seconds']} s a build")
+    return 0 if ok else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
