@@ -82,6 +82,13 @@ class Forward {
     options.own_bytes = own_k_ || (args_.k && args_.k.dtype() == DType::kBF16) ? 2 : 4;
     options.narrow_queries = bf16_ ? kAttentionNarrowBf16 : kAttentionNarrowF32;
     options.wide_queries = kAttentionWide;
+    const bool vector = std::all_of(segments.begin(), segments.end(),
+                                    [](const AttentionRun& run) { return run.slots == 0 || run.vector; });
+    if (bf16_ && tensors_.width == kAttentionTallWidth && tensors_.scale > 0.0f && vector &&
+        (own.slots == 0 || own.vector)) {
+      options.tall_queries = kAttentionTall;
+      options.tall_blocks = device_.multiprocessors();
+    }
     const auto blocks = bf16_ ? AttentionBlocksBf16 : AttentionBlocksF32;
     options.narrow_blocks = device_.multiprocessors() * blocks(tensors_.width, false);
     options.wide_blocks = device_.multiprocessors() * blocks(tensors_.width, true);
@@ -89,8 +96,9 @@ class Forward {
 
     TableUpload tables;
     const size_t runs = tables.Add(plan.runs), narrow = tables.Add(plan.narrow), wide = tables.Add(plan.wide),
-                 rows = tables.Add(plan.rows), merges = tables.Add(plan.merges), partials = tables.Add(plan.partials);
-    tables.Upload(backend_);
+                 tall = tables.Add(plan.tall), rows = tables.Add(plan.rows), merges = tables.Add(plan.merges),
+                 partials = tables.Add(plan.partials);
+    tables.Upload(backend_, tensors_.width <= kAttentionInlineWidth && plan.tall.empty());
     Tensor partial;
     if (plan.partial_rows > 0) {
       const int64_t places = plan.partial_rows * tensors_.heads;
@@ -100,8 +108,12 @@ class Forward {
     }
     const auto launch = bf16_ ? LaunchAttentionBf16 : LaunchAttentionF32;
     AttentionItems items;
+    items.inline_tables = tables.inline_tables();
     items.runs = tables.At<AttentionRun>(runs);
     items.rows = tables.At<int32_t>(rows);
+    items.items = tables.At<AttentionItem>(tall);
+    items.count = static_cast<int32_t>(plan.tall.size());
+    LaunchAttentionTall(tensors_, items, stream_);
     items.items = tables.At<AttentionItem>(wide);
     items.count = static_cast<int32_t>(plan.wide.size());
     launch(tensors_, items, true, stream_);
@@ -113,6 +125,10 @@ class Forward {
     merging.merges = tables.At<AttentionMerge>(merges);
     merging.partials = tables.At<int32_t>(partials);
     merging.count = static_cast<int32_t>(plan.merges.size());
+    merging.inline_tables = tables.inline_tables();
+    for (const AttentionMerge& m : plan.merges) {
+      merging.most_partials = std::max(merging.most_partials, m.partial_end - m.partial_begin);
+    }
     if (args_.k) {
       merging.k = args_.k.raw();
       merging.v = args_.v.raw();

@@ -39,9 +39,10 @@ struct Layout {
                 "parts are summed in k and v");
 };
 
-template <int kWidth, bool kWide>
+template <int kWidth, bool kWide, int kInline>
 __global__ void __launch_bounds__(Layout<kWidth, kWide>::kThreads)
-    AttentionF32(const AttentionTensors t, const AttentionItems items) {
+    AttentionF32(const AttentionTensors t, const AttentionItems where,
+                 const __grid_constant__ InlineTables<kInline> tables) {
   using L = Layout<kWidth, kWide>;
   extern __shared__ float4 attention_shared[];
   float* const q = reinterpret_cast<float*>(attention_shared);
@@ -54,6 +55,7 @@ __global__ void __launch_bounds__(Layout<kWidth, kWide>::kThreads)
   float* const factor_of = rest_sum + L::kQueries;
 
   LetNextKernelStart();
+  const AttentionItems items = Resolve(where, tables);
   const int kv = static_cast<int>(blockIdx.x) / items.count;
   const AttentionItem item = items.items[static_cast<int>(blockIdx.x) % items.count];
   const int group = t.heads / t.kv_heads;
@@ -241,35 +243,90 @@ __global__ void __launch_bounds__(Layout<kWidth, kWide>::kThreads)
 }
 
 constexpr int kMergeWarps = 4;
+// From so many partial rows on, the warps of a block merge one head together.
+constexpr int kManyPartials = 8;
 constexpr int kLaneColumns = kAttentionMaxWidth / kWarp;
+
+template <int kBytes>
+__device__ __forceinline__ AttentionMerging Resolve(const AttentionMerging& merging,
+                                                    const InlineTables<kBytes>& tables) {
+  if constexpr (kBytes == 0) return merging;
+  AttentionMerging resolved = merging;
+  resolved.merges = reinterpret_cast<const AttentionMerge*>(tables.bytes + reinterpret_cast<uintptr_t>(merging.merges));
+  resolved.partials = reinterpret_cast<const int32_t*>(tables.bytes + reinterpret_cast<uintptr_t>(merging.partials));
+  return resolved;
+}
 
 __device__ __forceinline__ float OwnAt(const void* base, bool bf16, int64_t at) {
   return bf16 ? ToFloat(static_cast<const __nv_bfloat16*>(base)[at]) : static_cast<const float*>(base)[at];
 }
 
-// One warp merges one (row, head).
+// kParts warps merge one (row, head): each its share of the partial rows, then the first the warps' and the own rows.
+template <int kParts, int kInline>
 __global__ void __launch_bounds__(kMergeWarps* kWarp)
-    AttentionMergeRows(const AttentionTensors t, const AttentionMerging merging) {
-  const int head_blocks = (t.heads + kMergeWarps - 1) / kMergeWarps;
-  const int head = static_cast<int>(blockIdx.x % head_blocks) * kMergeWarps + static_cast<int>(threadIdx.x) / kWarp;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    AttentionMergeRows(const AttentionTensors t, const AttentionMerging where,
+                       const __grid_constant__ InlineTables<kInline> tables) {
+  constexpr int kHeads = kMergeWarps / kParts;  // of a block
+  __shared__ float shared_o[kParts > 1 ? kMergeWarps : 1][kAttentionMaxWidth];
+  __shared__ float shared_state[kParts > 1 ? kMergeWarps : 1][3];
+  const AttentionMerging merging = Resolve(where, tables);
+  const int head_blocks = (t.heads + kHeads - 1) / kHeads;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int part = warp % kParts, head = static_cast<int>(blockIdx.x % head_blocks) * kHeads + warp / kParts;
   WaitForPreviousKernel();
-  if (head >= t.heads) return;
+  if (head >= t.heads) return;  // a whole block, where its warps work together
   const AttentionMerge merge = merging.merges[blockIdx.x / head_blocks];
   SoftmaxState<float> memory, rest;  // one m, two ℓ
   float o[kLaneColumns] = {};
-#pragma unroll 4
-  for (int p = merge.partial_begin; p < merge.partial_end; ++p) {
-    const int64_t place = static_cast<int64_t>(merging.partials[p]) * t.heads + head;
-    const float* const state = t.partial_state + place * 3;
-    const float m = state[0];
-    const MergeWeights<float> w = MergeSoftmax(memory, {m, state[1]});
-    MergeSoftmax(rest, {m, state[2]});
-    const float* const other = t.partial_o + place * t.width;
+  // 32 at a time: their states are read by one lane each, then their sums without waiting for one another.
+  for (int begin = merge.partial_begin + part; begin < merge.partial_end; begin += kParts * kWarp) {
+    const int mine = begin + lane * kParts;
+    const bool there = mine < merge.partial_end;
+    const int64_t place = there ? static_cast<int64_t>(merging.partials[mine]) * t.heads + head : 0;
+    SoftmaxState<float> own;
+    float own_rest = 0.0f;
+    if (there) {
+      const float* const state = t.partial_state + place * 3;
+      own = {state[0], state[1]};
+      own_rest = state[2];
+    }
+    const float top = fmaxf(memory.m, WarpMax(own.m));
+    const float weight = SoftmaxWeight(own.m, top), shrink = SoftmaxWeight(memory.m, top);
+    memory = {top, shrink * memory.l + WarpSum(weight * own.l)};
+    rest = {top, shrink * rest.l + WarpSum(weight * own_rest)};
 #pragma unroll
-    for (int c = 0; c < kLaneColumns; ++c) {
-      const int column = lane + c * kWarp;
-      if (column < t.width) o[c] = w.first * o[c] + w.second * other[column];
+    for (int c = 0; c < kLaneColumns; ++c) o[c] *= shrink;
+    const int count = min(kWarp, (merge.partial_end - begin + kParts - 1) / kParts);
+#pragma unroll 4
+    for (int i = 0; i < count; ++i) {
+      const float w = __shfl_sync(kFullWarp, weight, i);
+      const float* const other = t.partial_o + __shfl_sync(kFullWarp, place, i) * t.width;
+#pragma unroll
+      for (int c = 0; c < kLaneColumns; ++c) {
+        const int column = lane + c * kWarp;
+        if (column < t.width) o[c] = fmaf(w, other[column], o[c]);
+      }
+    }
+  }
+  if constexpr (kParts > 1) {
+#pragma unroll
+    for (int c = 0; c < kLaneColumns; ++c) shared_o[warp][lane + c * kWarp] = o[c];
+    if (lane == 0) {
+      shared_state[warp][0] = memory.m;
+      shared_state[warp][1] = memory.l;
+      shared_state[warp][2] = rest.l;
+    }
+    __syncthreads();
+    if (part > 0) return;
+#pragma unroll
+    for (int other = 1; other < kParts; ++other) {
+      const float m = shared_state[warp + other][0];
+      const MergeWeights<float> w = MergeSoftmax(memory, {m, shared_state[warp + other][1]});
+      MergeSoftmax(rest, {m, shared_state[warp + other][2]});
+#pragma unroll
+      for (int c = 0; c < kLaneColumns; ++c) {
+        o[c] = w.first * o[c] + w.second * shared_o[warp + other][lane + c * kWarp];
+      }
     }
   }
   if (merge.own_begin <= merge.row) {
@@ -329,18 +386,33 @@ __global__ void AttentionMassMean(const float* mass, float* stored_mass, int64_t
   stored_mass[row] = sum / static_cast<float>(heads);
 }
 
+template <int kWidth, bool kWide, int kInline>
+void LaunchWith(const AttentionTensors& tensors, const AttentionItems& items, cudaStream_t stream) {
+  using L = Layout<kWidth, kWide>;
+  LaunchKernel(AttentionF32<kWidth, kWide, kInline>, static_cast<unsigned>(items.count * tensors.kv_heads), L::kThreads,
+               L::kBytes, stream, tensors, items, TablesOf<kInline>(items.inline_tables));
+}
+
 template <int kWidth, bool kWide>
 void Launch(const AttentionTensors& tensors, const AttentionItems& items, cudaStream_t stream) {
-  using L = Layout<kWidth, kWide>;
-  LaunchKernel(AttentionF32<kWidth, kWide>, static_cast<unsigned>(items.count * tensors.kv_heads), L::kThreads,
-               L::kBytes, stream, tensors, items);
+  if constexpr (kWidth <= kAttentionInlineWidth) {
+    if (items.inline_tables) return LaunchWith<kWidth, kWide, kAttentionInlineBytes>(tensors, items, stream);
+  }
+  LaunchWith<kWidth, kWide, 0>(tensors, items, stream);
 }
 
 template <int kWidth, bool kWide>
 int Blocks() {
-  static const int blocks = BlocksPerMultiprocessor(AttentionF32<kWidth, kWide>, Layout<kWidth, kWide>::kThreads,
+  static const int blocks = BlocksPerMultiprocessor(AttentionF32<kWidth, kWide, 0>, Layout<kWidth, kWide>::kThreads,
                                                     Layout<kWidth, kWide>::kBytes);
   return blocks;
+}
+
+template <int kParts, int kInline>
+void LaunchMerge(const AttentionTensors& tensors, const AttentionMerging& merging, cudaStream_t stream) {
+  const int64_t blocks = merging.count * CeilDiv(tensors.heads, kMergeWarps / kParts);
+  LaunchKernelEarly(AttentionMergeRows<kParts, kInline>, static_cast<unsigned>(blocks), kMergeWarps * kWarp, 0, stream,
+                    tensors, merging, TablesOf<kInline>(merging.inline_tables));
 }
 
 }  // namespace
@@ -364,9 +436,14 @@ int AttentionBlocksF32(int width, bool wide) {
 
 void LaunchAttentionMerge(const AttentionTensors& tensors, const AttentionMerging& merging, cudaStream_t stream) {
   if (merging.count == 0) return;
-  const int64_t blocks = merging.count * CeilDiv(tensors.heads, kMergeWarps);
-  LaunchKernelEarly(AttentionMergeRows, static_cast<unsigned>(blocks), kMergeWarps * kWarp, 0, stream, tensors,
-                    merging);
+  const bool many = merging.most_partials >= kManyPartials;
+  if (many) {
+    merging.inline_tables ? LaunchMerge<kMergeWarps, kAttentionInlineBytes>(tensors, merging, stream)
+                          : LaunchMerge<kMergeWarps, 0>(tensors, merging, stream);
+  } else {
+    merging.inline_tables ? LaunchMerge<1, kAttentionInlineBytes>(tensors, merging, stream)
+                          : LaunchMerge<1, 0>(tensors, merging, stream);
+  }
 }
 
 void LaunchAttentionMass(const float* mass, float* stored_mass, int64_t rows, int heads, cudaStream_t stream) {

@@ -6,6 +6,7 @@
 #include "kernels/cuda/attention_launch.h"
 #include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/device/attention_cursor.cuh"
+#include "kernels/cuda/device/attention_emit.cuh"
 #include "kernels/cuda/device/dtype.cuh"
 #include "kernels/cuda/device/grid.cuh"
 #include "kernels/cuda/device/launch.cuh"
@@ -45,22 +46,27 @@ __device__ __forceinline__ int TileByte(int row, int chunk) {
 
 template <int kWidth>
 __device__ __forceinline__ void LoadRows(char* tile, const Bf16* from, int64_t row, int slots, int width, bool vector) {
-  constexpr int kChunks = kWidth / 8;
-#pragma unroll 4
-  for (int i = static_cast<int>(threadIdx.x); i < kStep * kChunks; i += kThreads) {
-    const int r = i / kChunks, c = i % kChunks;
-    char* const to = tile + TileByte<kWidth>(r, c);
-    if (vector) {
-      const bool valid = r < slots && 8 * c < width;
-      CopyAsync16(to, valid ? from + r * row + 8 * c : from, valid);
-      continue;
+  constexpr int kChunks = kWidth / 8, kRowsAtOnce = kThreads / kChunks;
+  const int c = static_cast<int>(threadIdx.x) % kChunks, first = static_cast<int>(threadIdx.x) / kChunks;
+  if (vector) {
+    const Bf16* at = from + first * row + 8 * c;
+    const int64_t step = kRowsAtOnce * row;
+    const int rows = 8 * c < width ? slots : 0;
+#pragma unroll
+    for (int r = first; r < kStep; r += kRowsAtOnce) {
+      CopyAsync16(tile + TileByte<kWidth>(r, c), r < rows ? at : from, r < rows);
+      at += step;
     }
+    return;
+  }
+#pragma unroll 1
+  for (int r = first; r < kStep; r += kRowsAtOnce) {
     Vec16<Bf16> value;
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
       value.at[e] = r < slots && 8 * c + e < width ? from[r * row + 8 * c + e] : FromFloat<Bf16>(0.0f);
     }
-    StoreVec16(reinterpret_cast<Bf16*>(to), value);
+    StoreVec16(reinterpret_cast<Bf16*>(tile + TileByte<kWidth>(r, c)), value);
   }
 }
 
@@ -81,62 +87,16 @@ __device__ __forceinline__ void LoadStage(char* stage, const SlotTile<Bf16>& til
   CopyAsyncCommit();
 }
 
-// Two neighbouring columns of a query's result: a partial row's, or the output's.
-__device__ __forceinline__ void Emit(const AttentionTensors& t, const AttentionItem& item, const int32_t* rows, int kv,
-                                     int query, int column, float a, float b, const SoftmaxState<float>& memory,
-                                     float rest_sum) {
-  const int i = query / item.head_count;
-  const int64_t head = kv * (t.heads / t.kv_heads) + item.head_begin + query % item.head_count;
-  if (item.partial >= 0) {
-    const int64_t place = static_cast<int64_t>(item.partial + i) * t.heads + head;
-    float* const o = t.partial_o + place * t.width + column;
-    if (t.width % 2 == 0) {
-      if (column < t.width) *reinterpret_cast<float2*>(o) = make_float2(a, b);
-    } else {
-      if (column < t.width) o[0] = a;
-      if (column + 1 < t.width) o[1] = b;
-    }
-    if (column == 0) {
-      float* const state = t.partial_state + place * 3;
-      state[0] = memory.m;
-      state[1] = memory.l;
-      state[2] = rest_sum;
-    }
-    return;
-  }
-  const int64_t row = RowOf(rows, item.rows, i);
-  const SoftmaxState<float> all{memory.m, memory.l + rest_sum};
-  const float inverse = InverseSum(all);
-  a *= inverse;
-  b *= inverse;
-  const int64_t at = row * t.out_row + head * t.out_head + column;
-  if (t.out_bf16) {
-    Bf16* const out = static_cast<Bf16*>(t.out) + at;
-    if (column < t.width) out[0] = FromFloat<Bf16>(a);
-    if (column + 1 < t.width) out[1] = FromFloat<Bf16>(b);
-  } else {
-    float* const out = static_cast<float*>(t.out) + at;
-    if (t.out_vector) {
-      if (column < t.width) *reinterpret_cast<float2*>(out) = make_float2(a, b);
-    } else {
-      if (column < t.width) out[0] = a;
-      if (column + 1 < t.width) out[1] = b;
-    }
-  }
-  if (column == 0) {
-    if (t.lse) t.lse[row * t.lse_row + head * t.lse_head] = LogSumExp(all);
-    if (t.mass) t.mass[row * t.heads + head] = memory.l * inverse;
-  }
-}
-
-template <int kWidth, bool kWide>
-__global__ void __launch_bounds__(kThreads) AttentionBf16(const AttentionTensors t, const AttentionItems items) {
+template <int kWidth, bool kWide, int kInline>
+__global__ void __launch_bounds__(kThreads) AttentionBf16(const AttentionTensors t, const AttentionItems where,
+                                                          const __grid_constant__ InlineTables<kInline> tables) {
   using L = Layout<kWidth, kWide>;
   constexpr int kScoreTiles = L::kWarpSlots / 8, kWidthTiles = kWidth / 8, kDepth = kWidth / 16;
   extern __shared__ float4 attention_shared[];
   char* const shared = reinterpret_cast<char*>(attention_shared);
 
   LetNextKernelStart();
+  const AttentionItems items = Resolve(where, tables);
   const int kv = static_cast<int>(blockIdx.x) / items.count;
   const AttentionItem item = items.items[static_cast<int>(blockIdx.x) % items.count];
   const int group = t.heads / t.kv_heads;
@@ -334,16 +294,24 @@ __global__ void RowsToBf16(const float* from, int64_t row, int64_t head, int64_t
   }
 }
 
+template <int kWidth, bool kWide, int kInline>
+void LaunchWith(const AttentionTensors& tensors, const AttentionItems& items, cudaStream_t stream) {
+  LaunchKernel(AttentionBf16<kWidth, kWide, kInline>, static_cast<unsigned>(items.count * tensors.kv_heads), kThreads,
+               Layout<kWidth, kWide>::kBytes, stream, tensors, items, TablesOf<kInline>(items.inline_tables));
+}
+
 template <int kWidth, bool kWide>
 void Launch(const AttentionTensors& tensors, const AttentionItems& items, cudaStream_t stream) {
-  LaunchKernel(AttentionBf16<kWidth, kWide>, static_cast<unsigned>(items.count * tensors.kv_heads), kThreads,
-               Layout<kWidth, kWide>::kBytes, stream, tensors, items);
+  if constexpr (kWidth <= kAttentionInlineWidth) {
+    if (items.inline_tables) return LaunchWith<kWidth, kWide, kAttentionInlineBytes>(tensors, items, stream);
+  }
+  LaunchWith<kWidth, kWide, 0>(tensors, items, stream);
 }
 
 template <int kWidth, bool kWide>
 int Blocks() {
   static const int blocks =
-      BlocksPerMultiprocessor(AttentionBf16<kWidth, kWide>, kThreads, Layout<kWidth, kWide>::kBytes);
+      BlocksPerMultiprocessor(AttentionBf16<kWidth, kWide, 0>, kThreads, Layout<kWidth, kWide>::kBytes);
   return blocks;
 }
 

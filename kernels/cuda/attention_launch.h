@@ -58,17 +58,24 @@ struct AttentionTensors {
   float scale = 0.0f;
 };
 
+// Tables of at most this many bytes travel with the launch instead of by a copy of their own.
+inline constexpr int kAttentionInlineBytes = 3584;
+inline constexpr int kAttentionInlineWidth = 128;  // heads of at most this width, and not by the tall kernel
+
 struct AttentionItems {
   const AttentionRun* runs = nullptr;
   const AttentionItem* items = nullptr;
   const int32_t* rows = nullptr;
   int32_t count = 0;
+  // Host memory of kAttentionInlineBytes that the pointers above are offsets into; null: they are device pointers.
+  const char* inline_tables = nullptr;
 };
 
 // Queries of a tile of the narrow and of the wide kernel; slots of one step through the keys.
 inline constexpr int kAttentionNarrowF32 = 8;
 inline constexpr int kAttentionNarrowBf16 = 16;
 inline constexpr int kAttentionWide = 64;
+inline constexpr int kAttentionTall = 128, kAttentionTallWidth = 128;
 inline constexpr int kAttentionStep = 64;
 inline constexpr int kAttentionMaxWidth = 256;
 
@@ -78,13 +85,17 @@ int AttentionBlocksF32(int width, bool wide);
 // bf16 keys and values, tensor-core products with fp32 sums.
 void LaunchAttentionBf16(const AttentionTensors& tensors, const AttentionItems& items, bool wide, cudaStream_t stream);
 int AttentionBlocksBf16(int width, bool wide);
+// The same for long sequences and heads kAttentionTallWidth wide, whose runs are all `vector`.
+void LaunchAttentionTall(const AttentionTensors& tensors, const AttentionItems& items, cudaStream_t stream);
 
 // Merges partial rows, adds few own rows, writes out, lse and mass.
 struct AttentionMerging {
   const AttentionMerge* merges = nullptr;
   const int32_t* partials = nullptr;  // partial rows, listed by merge
   int32_t count = 0;
-  const void* k = nullptr;  // own rows: f32, or bf16 where own_bf16
+  int32_t most_partials = 0;            // of one row
+  const char* inline_tables = nullptr;  // as in AttentionItems
+  const void* k = nullptr;              // own rows: f32, or bf16 where own_bf16
   const void* v = nullptr;
   bool own_bf16 = false;
   int64_t k_row = 0, k_head = 0, v_row = 0, v_head = 0;

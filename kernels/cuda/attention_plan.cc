@@ -1,6 +1,7 @@
 #include "kernels/cuda/attention_plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <numeric>
 
@@ -9,8 +10,9 @@ namespace {
 
 // Partial rows of a call take at most this much; what would need more is split less.
 constexpr int64_t kPartialBytes = int64_t{256} << 20;
-// What an item costs beside its slots (its start, the partial rows that it leaves), in steps of slots.
-constexpr int64_t kItemSteps = 3;
+// What an item costs beside its slots, in steps of slots: its start, and the partial rows that it leaves to be merged.
+constexpr double kItemSteps = 1.0;
+constexpr double kNarrowPartialSteps = 2.0, kWidePartialSteps = 4.0, kTallPartialSteps = 16.0;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -50,17 +52,20 @@ class Planner {
       }
     }
     AddFew();
-    std::vector<Tile> narrow, wide;
+    std::vector<Tile> narrow, wide, tall;
     for (const Chain& chain : chains_) {
       // Narrow tiles read the slots once each: from the third on a wide tile is cheaper.
       if (chain.row_count * group_ <= 2 * o_.narrow_queries) {
         AddTiles(chain, o_.narrow_queries, &narrow);
+      } else if (chain.alone && o_.tall_queries > 0 && chain.row_count * group_ >= o_.tall_queries) {
+        AddTiles(chain, o_.tall_queries, &tall);
       } else {
         AddTiles(chain, o_.wide_queries, &wide);
       }
     }
-    Split(narrow, o_.narrow_blocks, &plan_.narrow);
-    Split(wide, o_.wide_blocks, &plan_.wide);
+    Split(narrow, o_.narrow_blocks, kNarrowPartialSteps, &plan_.narrow);
+    Split(wide, o_.wide_blocks, kWidePartialSteps, &plan_.wide);
+    Split(tall, o_.tall_blocks, kTallPartialSteps, &plan_.tall);
     AddMerges();
     return std::move(plan_);
   }
@@ -167,7 +172,7 @@ class Planner {
 
   // The steps of a part: few enough that the blocks which the GPU holds are busy, many enough that starting and merging
   // do not cost more than that.
-  int64_t ChooseSteps(const std::vector<Tile>& tiles, int64_t blocks) const {
+  int64_t ChooseSteps(const std::vector<Tile>& tiles, int64_t blocks, double partial_steps) const {
     int64_t longest = 1, total = 0;
     for (const Tile& tile : tiles) {
       longest = std::max(longest, CeilDiv(tile.seen, kAttentionStep));
@@ -175,28 +180,39 @@ class Planner {
     }
     int64_t best = longest;
     double best_cost = 0.0;
-    for (int64_t parts = 1; parts <= std::min<int64_t>(longest, 4 * blocks); parts += 1 + parts / 8) {
+    for (int64_t parts = 1; parts <= std::min<int64_t>(longest, 4 * blocks); ++parts) {
       const int64_t steps = CeilDiv(longest, parts);
-      int64_t items = 0, partial_rows = 0;
+      if (parts > 1 && steps == CeilDiv(longest, parts - 1)) continue;
+      int64_t items = 0, partial_items = 0, partial_rows = 0;
+      bool alike = true;
       for (const Tile& tile : tiles) {
-        const int64_t count = CeilDiv(tile.seen, PartSlots(tile, steps));
+        const int64_t part = PartSlots(tile, steps), count = CeilDiv(tile.seen, part);
         items += count * o_.kv_heads;
-        if (count > 1) partial_rows += count * tile.row_count;
+        alike = alike && part == PartSlots(tiles[0], steps);
+        if (count == 1 && tile.chain->alone) continue;
+        partial_items += count * o_.kv_heads;
+        partial_rows += count * tile.row_count;
       }
       if (parts > 1 && partial_rows * o_.heads * o_.width * 4 > kPartialBytes) break;
-      const double cost =
-          static_cast<double>(total + items * kItemSteps) / static_cast<double>(blocks) + static_cast<double>(steps);
+      // Blocks of one size run in waves; of several, the longest first, they fill up well.
+      const double waves = static_cast<double>(items) / static_cast<double>(blocks);
+      const double beside =
+          kItemSteps + partial_steps * static_cast<double>(partial_items) / static_cast<double>(items);
+      const double cost = alike ? std::ceil(waves) * (static_cast<double>(steps) + beside)
+                                : static_cast<double>(total) / static_cast<double>(blocks) + waves * beside +
+                                      static_cast<double>(steps);
       if (parts == 1 || cost < best_cost) {
         best = steps;
         best_cost = cost;
       }
+      if (steps == 1) break;
     }
     return best;
   }
 
-  void Split(const std::vector<Tile>& tiles, int64_t blocks, std::vector<AttentionItem>* items) {
+  void Split(const std::vector<Tile>& tiles, int64_t blocks, double partial_steps, std::vector<AttentionItem>* items) {
     if (tiles.empty()) return;
-    const int64_t steps = ChooseSteps(tiles, blocks);
+    const int64_t steps = ChooseSteps(tiles, blocks, partial_steps);
     // Heads of one row in several tiles share its partial rows.
     int64_t shared_base = -1;
     for (const Tile& tile : tiles) {

@@ -21,7 +21,8 @@ struct AttentionPlanOptions {
   bool own = false;       // rows attend to their own sequence's rows
   int64_t own_bytes = 4;  // of one element of these
   int narrow_queries = 0, wide_queries = 0;
-  int narrow_blocks = 0, wide_blocks = 0;  // that the GPU holds at once
+  int tall_queries = 0;                                     // 0: there is no such kernel for this call
+  int narrow_blocks = 0, wide_blocks = 0, tall_blocks = 0;  // that the GPU holds at once
 };
 
 // Sequences of few rows are taken together: what several of them list is read once for all (a cascade), and their own
@@ -30,7 +31,7 @@ struct AttentionPlanOptions {
 // in every run.
 struct AttentionForwardPlan {
   std::vector<AttentionRun> runs;
-  std::vector<AttentionItem> narrow, wide;
+  std::vector<AttentionItem> narrow, wide, tall;
   std::vector<int32_t> rows;
   std::vector<AttentionMerge> merges;
   std::vector<int32_t> partials;

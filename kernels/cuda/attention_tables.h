@@ -71,18 +71,27 @@ class TableUpload {
     return at;
   }
 
-  // After the last Add.
-  void Upload(Backend& backend) {
-    if (!bytes_.empty()) buffer_ = UploadAsync(backend, bytes_.data(), bytes_.size());
+  // After the last Add. `may_inline`: small tables may travel with the launches instead; At then gives offsets.
+  void Upload(Backend& backend, bool may_inline = false) {
+    inline_ = may_inline && bytes_.size() <= kAttentionInlineBytes;
+    if (inline_) {
+      bytes_.resize(kAttentionInlineBytes);
+    } else if (!bytes_.empty()) {
+      buffer_ = UploadAsync(backend, bytes_.data(), bytes_.size());
+    }
   }
 
   template <typename T>
   const T* At(size_t place) const {
+    if (inline_) return reinterpret_cast<const T*>(place);
     return buffer_ ? reinterpret_cast<const T*>(static_cast<const char*>(buffer_->data()) + place) : nullptr;
   }
 
+  const char* inline_tables() const { return inline_ ? bytes_.data() : nullptr; }
+
  private:
   std::vector<char> bytes_;
+  bool inline_ = false;
   std::shared_ptr<Buffer> buffer_;
 };
 

@@ -65,6 +65,9 @@ std::vector<AttentionProblem> Problems(std::mt19937& rng) {
       MakeProblem(rng, 8, 2, 128, {{300, true, true}, {64, false, false}, {64, false, false}, {10, false, false}},
                   {{1, {0, 1, 2}}, {1, {0, 3}}, {1, {0}}, {1, {0}}, {8, {0, 3, 3}}, {1, {0}}, {1, {0}}}),
       MakeProblem(rng, 8, 2, 128, {{33, true, true}}, {{150, {0}}, {1, {0}}}),
+      // Long sequences of heads 128 wide: several steps of 128 slots, with and without biases, own rows and memories.
+      MakeProblem(rng, 4, 1, 128, {{200, true, true}, {300, false, false}, {130, true, false}},
+                  {{70, {0, 1, 2}}, {33, {1}}, {300, {}}}),
   };
 }
 

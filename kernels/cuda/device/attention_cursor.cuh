@@ -3,6 +3,7 @@
 #define STILLHOUSE_KERNELS_CUDA_DEVICE_ATTENTION_CURSOR_CUH_
 
 #include <cstdint>
+#include <cstring>
 
 #include "kernels/cuda/attention_launch.h"
 
@@ -25,44 +26,86 @@ struct SlotTile {
   bool memory = false, vector = false;
 };
 
-// Walks over a range of slots, run by run.
+// Walks over a range of slots, run by run. The current run is kept in registers.
 template <typename T, int kStep>
 class SlotCursor {
  public:
   __device__ SlotCursor(const AttentionRun* runs, int run, int slot, int slots, int causal_limit, int kv)
-      : runs_(runs), run_(run), slot_(slot), left_(slots), causal_limit_(causal_limit), kv_(kv) {}
+      : next_(runs + run), left_(slots), causal_limit_(causal_limit), kv_(kv) {
+    if (left_ > 0) Begin(slot);
+  }
 
   __device__ SlotTile<T> Next() {
     SlotTile<T> tile;
-    while (left_ > 0) {
-      const AttentionRun& run = runs_[run_];
-      const int there = run.slots - slot_;
-      if (there <= 0) {
-        ++run_;
-        slot_ = 0;
-        continue;
-      }
-      const int slots = min(min(there, left_), kStep);
-      tile.k = static_cast<const T*>(run.k) + kv_ * run.k_head + slot_ * run.k_row;
-      tile.v = static_cast<const T*>(run.v) + kv_ * run.v_head + slot_ * run.v_row;
-      tile.beta = run.beta ? run.beta + kv_ * run.beta_head + slot_ : nullptr;
-      tile.k_row = run.k_row;
-      tile.v_row = run.v_row;
-      tile.slots = slots;
-      tile.limit = run.causal ? causal_limit_ - slot_ : slots;
-      tile.memory = run.memory;
-      tile.vector = run.vector;
-      slot_ += slots;
-      left_ -= slots;
-      return tile;
-    }
+    if (left_ <= 0) return tile;
+    while (there_ <= 0) Begin(0);
+    const int slots = min(min(there_, left_), kStep);
+    tile.k = k_;
+    tile.v = v_;
+    tile.beta = beta_;
+    tile.k_row = k_row_;
+    tile.v_row = v_row_;
+    tile.slots = slots;
+    tile.limit = causal_ ? limit_ : slots;
+    tile.memory = memory_;
+    tile.vector = vector_;
+    k_ += slots * k_row_;
+    v_ += slots * v_row_;
+    if (beta_) beta_ += slots;
+    limit_ -= slots;
+    there_ -= slots;
+    left_ -= slots;
     return tile;
   }
 
  private:
-  const AttentionRun* runs_;
-  int run_, slot_, left_, causal_limit_, kv_;
+  __device__ void Begin(int slot) {
+    const AttentionRun& run = *next_++;
+    k_row_ = run.k_row;
+    v_row_ = run.v_row;
+    k_ = static_cast<const T*>(run.k) + kv_ * run.k_head + slot * k_row_;
+    v_ = static_cast<const T*>(run.v) + kv_ * run.v_head + slot * v_row_;
+    beta_ = run.beta ? run.beta + kv_ * run.beta_head + slot : nullptr;
+    there_ = run.slots - slot;
+    limit_ = causal_limit_ - slot;
+    memory_ = run.memory;
+    causal_ = run.causal;
+    vector_ = run.vector;
+  }
+
+  const AttentionRun* next_;
+  int left_, causal_limit_, kv_;
+  const T* k_ = nullptr;
+  const T* v_ = nullptr;
+  const float* beta_ = nullptr;
+  int64_t k_row_ = 0, v_row_ = 0;
+  int there_ = 0, limit_ = 0;
+  bool memory_ = false, causal_ = false, vector_ = false;
 };
+
+// Tables that travel with a launch; kBytes = 0: there are none.
+template <int kBytes>
+struct InlineTables {
+  alignas(16) char bytes[kBytes > 0 ? kBytes : 16];
+};
+
+template <int kBytes>
+__device__ __forceinline__ AttentionItems Resolve(const AttentionItems& items, const InlineTables<kBytes>& tables) {
+  if constexpr (kBytes == 0) return items;
+  AttentionItems resolved = items;
+  resolved.runs = reinterpret_cast<const AttentionRun*>(tables.bytes + reinterpret_cast<uintptr_t>(items.runs));
+  resolved.items = reinterpret_cast<const AttentionItem*>(tables.bytes + reinterpret_cast<uintptr_t>(items.items));
+  resolved.rows = reinterpret_cast<const int32_t*>(tables.bytes + reinterpret_cast<uintptr_t>(items.rows));
+  return resolved;
+}
+
+// For the launch: the tables as a kernel parameter.
+template <int kBytes>
+InlineTables<kBytes> TablesOf(const char* host) {
+  InlineTables<kBytes> tables;
+  if constexpr (kBytes > 0) std::memcpy(tables.bytes, host, kBytes);
+  return tables;
+}
 
 }  // namespace stillhouse::cuda
 
