@@ -31,6 +31,18 @@ ElementOp ElementOpOf(Epilogue epilogue) {
   }
 }
 
+// The product of bf16 operands with fp32 sums. cuBLAS sees row-major matrices as transposed ones.
+void ProductByLibrary(Backend& backend, const DecomposeKShape& s, float* to) {
+  const bool b_rows = s.b.stride_outer == 1 && s.b.stride_k >= s.n;
+  DeviceOf(backend).WithCublas([&](cublasHandle_t handle) {
+    const float one = 1.0f, zero = 0.0f;
+    STILLHOUSE_CUBLAS_CHECK(cublasGemmEx_64(handle, b_rows ? CUBLAS_OP_N : CUBLAS_OP_T, CUBLAS_OP_N, s.n, s.m, s.k,
+                                            &one, s.b.data, CUDA_R_16BF, b_rows ? s.b.stride_k : s.b.stride_outer,
+                                            s.a.data, CUDA_R_16BF, s.a.stride_outer, &zero, to, CUDA_R_32F, s.n,
+                                            CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+  });
+}
+
 }  // namespace
 
 void DecomposeK(Backend& backend, const DecomposeKArgs& args) {
@@ -66,6 +78,7 @@ void DecomposeK(Backend& backend, const DecomposeKArgs& args) {
                            : options.design == DecomposeKDesign::kTwoLaunches ? 1
                                                                               : 2);
   const Tensor partials = Tensor::Empty(backend.pool(), DType::kF32, {DecomposeKScratch(shape, plan)});
+  if (plan.library) ProductByLibrary(backend, shape, partials.f32());
   LaunchDecomposeK(shape, plan, over_rows ? &rows : nullptr, partials.f32(), StreamOf(backend));
 }
 

@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/decompose_k_launch.h"
+#include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/device/dtype.cuh"
 #include "kernels/cuda/device/grid.cuh"
 #include "kernels/cuda/device/mma.cuh"
@@ -18,17 +19,17 @@ namespace {
 
 namespace cg = cooperative_groups;
 
-constexpr int kWarps = 8;
-constexpr int kThreads = kWarps * kWarp;
+constexpr int kThreads = 256;   // of a reducer's block
 constexpr int64_t kChunk = 32;  // of K, that a warp takes at a time
 constexpr int kMaxCluster = 16;
-constexpr int kMaxRow = 1024;  // columns under an epilogue over rows
+constexpr int64_t kLibrary = int64_t{1} << 27;  // products (m·n·k) from which cuBLAS is faster
+constexpr int kMaxRow = 1024;                   // columns under an epilogue over rows
 
 // A kernel may start while the one before it in the stream ends (programmatic dependent launch): it waits here before
 // it touches memory, and lets the next one come.
 __device__ __forceinline__ void WaitForEarlierKernels() {
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;");
+  WaitForPreviousKernel();
+  LetNextKernelStart();
 }
 
 __device__ __forceinline__ float Finish(const DecomposeKShape& s, int64_t n, float c) {
@@ -133,11 +134,17 @@ __device__ __forceinline__ void LoadAcrossN(const Operand& b, int64_t begin, int
 // One block: a tile of the output over one slice of K. Warps take the slice's chunks in turn; their sums meet in shared
 // memory. In a cluster (along y) each block then owns a part of the tile and adds up what the others send it; otherwise
 // the tile is written to `partials`.
+// As measured; square small tiles leave registers for twice the warps.
+template <int kTileM, int kTileN>
+constexpr int kTensorWarps = kTileM* kTileN <= 1024 ? 16 : 8;
+
 template <int kTileM, int kTileN, Layout kLayout>
-__global__ void __launch_bounds__(kThreads, 1) TensorKernel(DecomposeKShape s, int tiles_n, float* partials) {
+__global__ void __launch_bounds__(kTensorWarps<kTileM, kTileN>* kWarp, 1)
+    TensorKernel(DecomposeKShape s, int tiles_n, float* partials) {
+  constexpr int kWarps = kTensorWarps<kTileM, kTileN>, kThreads = kWarps * kWarp;
   constexpr int kGroupsM = kTileM / 8, kGroupsN = kTileN / 8, kTile = kTileM * kTileN;
   // Chunks in flight: as many as registers hold beside the sums.
-  constexpr int kAhead = kTileM + kTileN <= 32 ? 4 : kTileM + kTileN <= 64 ? 2 : 1;
+  constexpr int kAhead = kTile <= 512 || kTile == 2048 ? 2 : 1;
   extern __shared__ float shared[];
   float* sums = shared;                     // [kWarps][kTile]
   float* received = sums + kWarps * kTile;  // [blocks of the cluster][kTile / blocks]
@@ -394,6 +401,7 @@ Layout LayoutOf(const DecomposeKShape& s, int tile_n) {
 
 template <int kTileM, int kTileN, Layout kLayout>
 void LaunchTensor(const DecomposeKShape& s, const DecomposeKPlan& plan, float* partials, cudaStream_t stream) {
+  constexpr int kWarps = kTensorWarps<kTileM, kTileN>;
   constexpr size_t kShared = sizeof(float) * (kWarps + 1) * kTileM * kTileN;
   static const bool ready = [] {
     STILLHOUSE_CUDA_CHECK(cudaFuncSetAttribute(TensorKernel<kTileM, kTileN, kLayout>,
@@ -405,8 +413,8 @@ void LaunchTensor(const DecomposeKShape& s, const DecomposeKPlan& plan, float* p
   static_cast<void>(ready);
   const int tiles_n = static_cast<int>(CeilDiv(s.n, kTileN));
   const dim3 grid(static_cast<unsigned>(tiles_n * CeilDiv(s.m, kTileM)), static_cast<unsigned>(plan.splits));
-  Launch(TensorKernel<kTileM, kTileN, kLayout>, grid, kThreads, kShared, plan.cluster ? plan.splits : 1, stream, s,
-         tiles_n, partials);
+  Launch(TensorKernel<kTileM, kTileN, kLayout>, grid, kWarps * kWarp, kShared, plan.cluster ? plan.splits : 1, stream,
+         s, tiles_n, partials);
 }
 
 template <int kTileM, int kTileN>
@@ -448,20 +456,20 @@ int64_t DecomposeKScratch(const DecomposeKShape& s, const DecomposeKPlan& plan) 
 }
 
 DecomposeKPlan ChooseDecomposeKPlan(const DecomposeKShape& s, int multiprocessors, bool rows, int splits, int design) {
+  const bool tensor = TakesTensorCores(s);
   DecomposeKPlan plan;
-  if (s.m > 32) {
-    plan.tile_m = 64;
-    plan.tile_n = s.m > 64 && s.n > 32 ? 64 : 32;
+  const int64_t chunks = CeilDiv(s.k, kChunk) > 0 ? CeilDiv(s.k, kChunk) : 1;
+  if (!tensor) {
+    plan.tile_m = plan.tile_n = kSide;
   } else if (s.m > 16) {
     plan.tile_m = plan.tile_n = 32;
-  } else {
-    plan.tile_n = s.n > 16 ? 32 : 16;
   }
-  if (!TakesTensorCores(s)) plan.tile_m = plan.tile_n = kSide;
   const int64_t tiles = CeilDiv(s.m, plan.tile_m) * CeilDiv(s.n, plan.tile_n);
-  const int64_t chunks = CeilDiv(s.k, kChunk) > 0 ? CeilDiv(s.k, kChunk) : 1;
-  plan.cluster = TakesTensorCores(s) && !rows && design != 1;
+  // One launch where its few blocks have little to read, and where clusters of sixteen all fit at once.
+  const bool small = tiles <= 4 && CeilDiv(chunks, kMaxCluster) <= 32;
+  plan.cluster = tensor && !rows && (design == 2 || (design == 0 && small));
   int64_t wanted = splits > 0 ? splits : multiprocessors / tiles;
+  if (!plan.cluster && splits == 0) wanted = wanted < 32 ? wanted : 32;
   const int64_t most = plan.cluster ? kMaxCluster : 4 * multiprocessors;
   wanted = wanted < most ? wanted : most;
   wanted = wanted < chunks ? wanted : chunks;
@@ -469,13 +477,26 @@ DecomposeKPlan ChooseDecomposeKPlan(const DecomposeKShape& s, int multiprocessor
   if (plan.cluster) {
     while (plan.splits & (plan.splits - 1)) plan.splits &= plan.splits - 1;
   }
+  // Larger products are a library's: nothing here stages operands through shared memory.
+  plan.library = design == 0 && splits == 0 && CanUseLibrary(s) && s.m * s.n * s.k > kLibrary;
+  if (plan.library) {
+    plan.cluster = false;
+    plan.splits = 1;
+  }
   return plan;
+}
+
+bool CanUseLibrary(const DecomposeKShape& s) {
+  const bool a = s.a.stride_k == 1 && s.a.stride_outer >= s.k;
+  const bool b_columns = s.b.stride_k == 1 && s.b.stride_outer >= s.k;
+  const bool b_rows = s.b.stride_outer == 1 && s.b.stride_k >= s.n;
+  return TakesTensorCores(s) && s.k > 0 && a && (b_columns || b_rows);
 }
 
 void LaunchDecomposeK(const DecomposeKShape& s, const DecomposeKPlan& plan, const DecomposeKRows* rows, float* partials,
                       cudaStream_t stream) {
   if (plan.cluster) return LaunchProduct(s, plan, nullptr, stream);
-  LaunchProduct(s, plan, partials, stream);
+  if (!plan.library) LaunchProduct(s, plan, partials, stream);
   if (rows) {
     Launch(ReduceRowsKernel, dim3(static_cast<unsigned>(s.m)), kThreads, 0, 1, stream, s, *rows, plan.splits, partials);
     return;

@@ -42,14 +42,17 @@ struct DecomposeKPlan {
   int tile_m = 16, tile_n = 16;
   int splits = 1;
   bool cluster = false;  // splits ≤ 16, a power of two
+  bool library = false;  // the product itself is cuBLAS's
 };
+// Whether cuBLAS can read the operands as they lie.
+bool CanUseLibrary(const DecomposeKShape& shape);
 DecomposeKPlan ChooseDecomposeKPlan(const DecomposeKShape& shape, int multiprocessors, bool rows, int splits,
                                     int design);  // design: 0 any, 1 two launches, 2 a cluster
 bool TakesTensorCores(const DecomposeKShape& shape);
 
 // Partials are floats [splits, m, n]; none for a cluster.
 int64_t DecomposeKScratch(const DecomposeKShape& shape, const DecomposeKPlan& plan);
-// `rows` is null for the epilogues of single elements.
+// With `library`, `partials` hold the product already. `rows` is null for the epilogues of single elements.
 void LaunchDecomposeK(const DecomposeKShape& shape, const DecomposeKPlan& plan, const DecomposeKRows* rows,
                       float* partials, cudaStream_t stream);
 

@@ -7,6 +7,9 @@
 namespace stillhouse::cuda {
 namespace {
 
+// Elements up to which reading twice from the L2 cache beats waiting for neighbours.
+constexpr int64_t kTotalsFirst = int64_t{1} << 21;
+
 ScanShape ShapeOf(const ScanArgs& args) {
   ScanShape shape;
   shape.element = args.in.dtype() == DType::kF32   ? ScanElement::kFloat
@@ -31,6 +34,11 @@ void SinglePass(Backend& backend, const ScanShape& shape, TilePrefix prefix) {
   LaunchSinglePassScan(shape, prefix, scratch.raw(), StreamOf(backend));
 }
 
+void TotalsFirst(Backend& backend, const ScanShape& shape) {
+  const Tensor scratch = Scratch(backend, SinglePassScanScratch(shape));
+  LaunchTotalsFirstScan(shape, scratch.raw(), StreamOf(backend));
+}
+
 void Hierarchical(Backend& backend, const ScanShape& shape, BlockNetwork network, bool coarsened) {
   const Tensor scratch = Scratch(backend, HierarchicalScanScratch(shape, coarsened));
   LaunchHierarchicalScan(shape, network, coarsened, scratch.raw(), StreamOf(backend));
@@ -43,8 +51,14 @@ void Scan(Backend& backend, const ScanArgs& args) {
   switch (args.options.algorithm) {
     case ScanAlgorithm::kAuto:
       if (FitsWarpPerRow(shape)) return LaunchWarpPerRowScan(shape, StreamOf(backend));
-      // As fast as the look-back window, and the same bits in every run.
-      return SinglePass(backend, shape, TilePrefix::kTree);
+      if (shape.rows * shape.n <= kTotalsFirst) return TotalsFirst(backend, shape);
+      // The window is a little faster; sums of integers do not depend on what it meets.
+      return SinglePass(backend, shape,
+                        args.options.deterministic && shape.element == ScanElement::kFloat
+                            ? TilePrefix::kTree
+                            : TilePrefix::kLookBackWindow);
+    case ScanAlgorithm::kTotalsFirst:
+      return TotalsFirst(backend, shape);
     case ScanAlgorithm::kKoggeStone:
       return Hierarchical(backend, shape, BlockNetwork::kKoggeStone, false);
     case ScanAlgorithm::kKoggeStoneDoubleBuffered:

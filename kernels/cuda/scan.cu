@@ -1,8 +1,9 @@
 // Scans in a single pass: a tile is read once, its prefix comes from what earlier tiles publish, and it is written
-// once.
+// once. And, for what the L2 cache holds, totals first.
 #include <type_traits>
 
 #include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/device/dtype.cuh"
 #include "kernels/cuda/device/grid.cuh"
 #include "kernels/cuda/device/scan_item.cuh"
@@ -48,6 +49,71 @@ struct Stretch {
   Item before[kVectors];   // the sum of the stretch before each vector
   Item total;              // of the whole stretch
 
+  // Starts to bring the stretch at `begin` of a row into this thread's places of a slot; past the row's end: zeros.
+  static __device__ __forceinline__ void Ask(const Shape<T>& shape, int64_t row, int64_t begin, uint4* slot) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    const T* in = shape.in + row * shape.in_stride;
+    const bool whole = shape.aligned && begin + kWarpItems<T> <= shape.n;
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      const int64_t i = begin + (j * kWarp + lane) * kPer<T>;
+      if (whole) {
+        CopyAsync16(slot + j * kThreads, in + i);
+      } else {
+        Vec16<T> v;
+#pragma unroll
+        for (int e = 0; e < kPer<T>; ++e) v.at[e] = i + e < shape.n ? in[i + e] : T{};
+        StoreVec16(reinterpret_cast<T*>(slot + j * kThreads), v);
+      }
+    }
+  }
+
+  // What Ask has brought.
+  __device__ __forceinline__ void Take(const Shape<T>& shape, int64_t row, int64_t begin, const uint4* slot) {
+#pragma unroll
+    for (int j = 0; j < kVectors; ++j) {
+      const Vec16<T> v = LoadVec16(reinterpret_cast<const T*>(slot + j * kThreads));
+#pragma unroll
+      for (int e = 0; e < kPer<T>; ++e) x[j][e] = v.at[e];
+    }
+    heads = 0;
+    if constexpr (kSegmented) {
+      const int lane = static_cast<int>(threadIdx.x) % kWarp;
+      const uint8_t* marks = shape.heads + row * shape.n;
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) {
+        const int64_t i = begin + (j * kWarp + lane) * kPer<T>;
+        if (shape.aligned && i + kPer<T> <= shape.n) {
+          using Marks = std::conditional_t<kPer<T> == 4, uint32_t, uint16_t>;
+          const Marks m = *reinterpret_cast<const Marks*>(marks + i);
+#pragma unroll
+          for (int e = 0; e < kPer<T>; ++e) heads |= (m >> (8 * e) & 0xff ? 1u : 0u) << (j * kPer<T> + e);
+        } else {
+#pragma unroll
+          for (int e = 0; e < kPer<T>; ++e) {
+            if (i + e < shape.n) heads |= (marks[i + e] ? 1u : 0u) << (j * kPer<T> + e);
+          }
+        }
+      }
+    }
+  }
+
+  // The sum of the stretch before Scan; in segmented scans this is Scan's.
+  __device__ __forceinline__ Item Total() {
+    if constexpr (kSegmented) {
+      Scan();
+      return total;
+    } else {
+      T sum{};
+#pragma unroll
+      for (int j = 0; j < kVectors; ++j) {
+#pragma unroll
+        for (int e = 0; e < kPer<T>; ++e) sum += x[j][e];
+      }
+      return Item::Of(WarpSum(sum), 0);
+    }
+  }
+
   __device__ __forceinline__ uint32_t HeadsOf(int j) const { return heads >> (j * kPer<T>); }
 
   // Elements at `begin` and on of a row; those past its end are 0.
@@ -55,6 +121,7 @@ struct Stretch {
     const int lane = static_cast<int>(threadIdx.x) % kWarp;
     const T* in = shape.in + row * shape.in_stride;
     const uint8_t* marks = kSegmented ? shape.heads + row * shape.n : nullptr;
+    heads = 0;
     if (shape.aligned && begin + kWarpItems<T> <= shape.n) {
       Vec16<T> v[kVectors];
 #pragma unroll
@@ -230,7 +297,28 @@ struct Board {
     return word;
   }
 
-  // Each gives tile t's exclusive prefix (to every lane of the warp that calls it) and publishes what it owes.
+  // By one thread, as soon as the total of tile t is known.
+  __device__ __forceinline__ void Announce(int64_t t, const Item& total, TilePrefix how) const {
+    if (how == TilePrefix::kDomino) return;
+    Publish(tiles + t, total, how != TilePrefix::kTree && t == 0 ? kPrefix : kTotal);
+  }
+
+  // Tile t's exclusive prefix, to every lane of the warp that calls it.
+  __device__ __forceinline__ Item Prefix(int64_t t, const Item& total, TilePrefix how) const {
+    switch (how) {
+      case TilePrefix::kDomino:
+        return Domino(t, total);
+      case TilePrefix::kLookBack:
+        return LookBack(t, total);
+      case TilePrefix::kLookBackWindow:
+        return LookBackWindow(t, total);
+      case TilePrefix::kTree:
+        return Tree(t, total);
+    }
+    return Item();
+  }
+
+  // Each also publishes what it owes beside the total.
 
   __device__ __forceinline__ Item Domino(int64_t t, const Item& total) const {
     Item prefix;
@@ -240,7 +328,6 @@ struct Board {
   }
 
   __device__ __forceinline__ Item LookBack(int64_t t, const Item& total) const {
-    if (threadIdx.x == 0) Publish(tiles + t, total, t > 0 ? kTotal : kPrefix);
     Item prefix;
     if (t == 0) return prefix;
     for (int64_t p = t - 1;; --p) {
@@ -257,7 +344,6 @@ struct Board {
 
   __device__ __forceinline__ Item LookBackWindow(int64_t t, const Item& total) const {
     const int lane = static_cast<int>(threadIdx.x);
-    if (lane == 0) Publish(tiles + t, total, t > 0 ? kTotal : kPrefix);
     Item prefix;
     if (t == 0) return prefix;
     for (int64_t end = t;; end -= kWarp) {
@@ -287,7 +373,6 @@ struct Board {
     const int lane = static_cast<int>(threadIdx.x);
     const int64_t g = t / kGroup, k = g / kGroup;
     const int in_group = static_cast<int>(t % kGroup), in_larger = static_cast<int>(g % kGroup);
-    if (lane == 0) Publish(tiles + t, total, kTotal);
     const bool wants_tile = lane < in_group, wants_group = lane < in_larger, wants_larger = lane == 0 && k > 0;
     Item tile, group, larger;
     bool has_tile = !wants_tile, has_group = !wants_group, has_larger = !wants_larger, published = false;
@@ -328,68 +413,152 @@ struct Board {
 
 // --- kernels --------------------------------------------------------------------------------------------------------
 
-struct Tickets {
-  unsigned long long* next = nullptr;  // null: a tile a row, and nothing to publish
+struct Words {
   void* words = nullptr;
   int64_t rows = 0, tiles = 0, groups = 0, larger = 0;  // the last three a row
 };
 
-template <typename T, bool kSegmented>
-__global__ void __launch_bounds__(kThreads, 3) SinglePassKernel(Shape<T> shape, Tickets tickets, TilePrefix how) {
-  using Item = ScanItem<T, kSegmented>;
-  using W = Word<sizeof(T)>;
-  __shared__ Item totals[kWarps];
-  __shared__ Item tile_prefix;
-  __shared__ int64_t ticket;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  int64_t row = blockIdx.x, t = 0;
-  if (tickets.next) {
-    if (threadIdx.x == 0) ticket = static_cast<int64_t>(atomicAdd(tickets.next, 1ull));
-    __syncthreads();
-    row = ticket / tickets.tiles;
-    t = ticket % tickets.tiles;
-  }
-  const int64_t begin = t * kTileItems<T> + warp * kWarpItems<T>;
-  Stretch<T, kSegmented> stretch;
-  stretch.Load(shape, row, begin);
-  stretch.Scan();
-  if (threadIdx.x % kWarp == 0) totals[warp] = stretch.total;
-  __syncthreads();
-  if (tickets.next && warp == 0) {
-    Item total = totals[0];
+// The totals of a tile's warps, one after the other.
+template <typename Item>
+__device__ __forceinline__ Item FoldTotals(const Item (&totals)[kWarps]) {
+  Item total = totals[0];
 #pragma unroll
-    for (int w = 1; w < kWarps; ++w) total = total.Then(totals[w]);
-    W* words = static_cast<W*>(tickets.words);
-    const Board<T, kSegmented> board{words + row * tickets.tiles,
-                                     words + tickets.rows * tickets.tiles + row * tickets.groups,
-                                     words + tickets.rows * (tickets.tiles + tickets.groups) + row * tickets.larger};
-    Item prefix;
-    switch (how) {
-      case TilePrefix::kDomino:
-        prefix = board.Domino(t, total);
-        break;
-      case TilePrefix::kLookBack:
-        prefix = board.LookBack(t, total);
-        break;
-      case TilePrefix::kLookBackWindow:
-        prefix = board.LookBackWindow(t, total);
-        break;
-      case TilePrefix::kTree:
-        prefix = board.Tree(t, total);
-        break;
-    }
-    if (threadIdx.x == 0) tile_prefix = prefix;
-  }
-  Item prefix;
-  if (tickets.next) {
-    __syncthreads();
-    prefix = tile_prefix;
-  }
+  for (int w = 1; w < kWarps; ++w) total = total.Then(totals[w]);
+  return total;
+}
+
+// What comes before a warp's stretch, given what comes before its tile.
+template <typename Item>
+__device__ __forceinline__ Item BeforeWarp(Item prefix, const Item (&totals)[kWarps]) {
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
 #pragma unroll
   for (int w = 0; w < kWarps - 1; ++w) {
     if (w < warp) prefix = prefix.Then(totals[w]);
   }
-  stretch.Store(shape, row, begin, prefix);
+  return prefix;
+}
+
+// Blocks that run together (a cooperative launch) take every gridDim-th tile. Tiles lie in shared memory from the time
+// they are asked for until they are written: while one waits for its prefix, the total of the next one is out already,
+// and the one after that is on its way.
+constexpr int kSlots = 3;
+
+template <typename T, bool kSegmented>
+__global__ void __launch_bounds__(kThreads, 2) SinglePassKernel(Shape<T> shape, Words places, TilePrefix how) {
+  using Item = ScanItem<T, kSegmented>;
+  using W = Word<sizeof(T)>;
+  extern __shared__ uint4 slots[];  // [kSlots][kVectors][kThreads]; a thread reads what it wrote
+  __shared__ Item totals[2][kWarps];
+  __shared__ Item tile_prefix;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const uint32_t tiles = static_cast<uint32_t>(places.tiles), all = static_cast<uint32_t>(places.rows) * tiles;
+  const auto begin_of = [&](uint32_t tile) { return int64_t{tile % tiles} * kTileItems<T> + warp * kWarpItems<T>; };
+  const auto slot_of = [&](int turn) { return slots + turn % kSlots * kVectors * kThreads + threadIdx.x; };
+  const auto board_of = [&](uint32_t row) {
+    W* words = static_cast<W*>(places.words);
+    return Board<T, kSegmented>{words + row * places.tiles, words + places.rows * places.tiles + row * places.groups,
+                                words + places.rows * (places.tiles + places.groups) + row * places.larger};
+  };
+  const auto ask = [&](uint32_t tile, int turn) {
+    if (tile < all) Stretch<T, kSegmented>::Ask(shape, tile / tiles, begin_of(tile), slot_of(turn));
+    CopyAsyncCommit();
+  };
+  // Puts the tile's total out; its last barrier is the caller's next one.
+  const auto announce = [&](uint32_t tile, int turn) {
+    if (tile >= all) return;
+    Stretch<T, kSegmented> stretch;
+    stretch.Take(shape, tile / tiles, begin_of(tile), slot_of(turn));
+    const Item total = stretch.Total();
+    if (threadIdx.x % kWarp == 0) totals[turn % 2][warp] = total;
+    __syncthreads();
+    if (threadIdx.x == 0) board_of(tile / tiles).Announce(tile % tiles, FoldTotals(totals[turn % 2]), how);
+  };
+
+  const uint32_t step = gridDim.x;
+  ask(blockIdx.x, 0);
+  ask(blockIdx.x + step, 1);
+  CopyAsyncWait<1>();
+  announce(blockIdx.x, 0);
+  int turn = 0;
+  for (uint32_t tile = blockIdx.x; tile < all; tile += step, ++turn) {
+    ask(tile + 2 * step, turn + 2);
+    CopyAsyncWait<1>();
+    announce(tile + step, turn + 1);
+    const uint32_t row = tile / tiles, t = tile % tiles;
+    if (warp == 0) {
+      const Item prefix = board_of(row).Prefix(t, FoldTotals(totals[turn % 2]), how);
+      if (threadIdx.x == 0) tile_prefix = prefix;
+    }
+    Stretch<T, kSegmented> stretch;
+    stretch.Take(shape, row, begin_of(tile), slot_of(turn));
+    stretch.Scan();
+    __syncthreads();
+    stretch.Store(shape, row, begin_of(tile), BeforeWarp(tile_prefix, totals[turn % 2]));
+    __syncthreads();  // all have read what the next turn overwrites
+  }
+}
+
+// A tile a row: nothing to wait for.
+template <typename T, bool kSegmented>
+__global__ void __launch_bounds__(kThreads, 3) TilePerRowKernel(Shape<T> shape) {
+  using Item = ScanItem<T, kSegmented>;
+  __shared__ Item totals[kWarps];
+  const int64_t begin = threadIdx.x / kWarp * kWarpItems<T>;
+  Stretch<T, kSegmented> stretch;
+  stretch.Load(shape, blockIdx.x, begin);
+  stretch.Scan();
+  if (threadIdx.x % kWarp == 0) totals[threadIdx.x / kWarp] = stretch.total;
+  __syncthreads();
+  stretch.Store(shape, blockIdx.x, begin, BeforeWarp(Item(), totals));
+}
+
+// Totals first, then the scan, for inputs that the L2 cache holds between the two. The second kernel starts while the
+// first one runs: it reads its tile at once (whatever wrote the input had ended when the first kernel let it come), and
+// waits only for the totals.
+template <typename T, bool kSegmented>
+__global__ void __launch_bounds__(kThreads, 3) TotalsKernel(Shape<T> shape, uint32_t tiles, void* words) {
+  using Item = ScanItem<T, kSegmented>;
+  __shared__ Item totals[kWarps];
+  WaitForPreviousKernel();
+  LetNextKernelStart();
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  Stretch<T, kSegmented> stretch;
+  stretch.Load(shape, blockIdx.x / tiles, blockIdx.x % tiles * kTileItems<T> + warp * kWarpItems<T>);
+  const Item total = stretch.Total();
+  if (threadIdx.x % kWarp == 0) totals[warp] = total;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    Board<T, kSegmented>::Publish(static_cast<Word<sizeof(T)>*>(words) + blockIdx.x, FoldTotals(totals), kTotal);
+  }
+}
+
+template <typename T, bool kSegmented>
+__global__ void __launch_bounds__(kThreads, 3) AfterTotalsKernel(Shape<T> shape, uint32_t tiles, const void* words) {
+  using Item = ScanItem<T, kSegmented>;
+  using W = Word<sizeof(T)>;
+  __shared__ Item totals[kWarps];
+  __shared__ Item tile_prefix;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+  const uint32_t row = blockIdx.x / tiles, t = blockIdx.x % tiles;
+  const int64_t begin = t * kTileItems<T> + warp * kWarpItems<T>;
+  Stretch<T, kSegmented> stretch;
+  stretch.Load(shape, row, begin);
+  stretch.Scan();
+  if (lane == 0) totals[warp] = stretch.total;
+  WaitForPreviousKernel();
+  if (warp == 0) {
+    // A lane adds up neighbouring tiles; the cut depends on t alone.
+    const uint32_t each = (t + kWarp - 1) / kWarp, from = lane * each, to = min(t, from + each);
+    Item prefix;
+#pragma unroll 4
+    for (uint32_t p = from; p < to; ++p) {
+      prefix = prefix.Then(Board<T, kSegmented>::ItemOf(W::Load(static_cast<const W*>(words) + row * tiles + p)));
+    }
+    prefix = WarpChain(prefix);
+    if (lane == 0) tile_prefix = prefix;
+  }
+  __syncthreads();
+  stretch.Store(shape, row, begin, BeforeWarp(tile_prefix, totals));
 }
 
 template <typename T, bool kSegmented>
@@ -437,35 +606,84 @@ void WithTypes(const ScanShape& s, const Body& body) {
 int64_t BytesOf(ScanElement element) { return element == ScanElement::kInt64 ? 8 : 4; }
 int64_t TileItemsOf(ScanElement element) { return kThreads * kVectors * 16 / BytesOf(element); }
 
-Tickets TicketsFor(const ScanShape& s) {
-  Tickets tickets;
-  tickets.rows = s.rows;
-  tickets.tiles = CeilDiv(s.n, TileItemsOf(s.element));
-  tickets.groups = CeilDiv(tickets.tiles, kGroup);
-  tickets.larger = CeilDiv(tickets.groups, kGroup);
-  return tickets;
+Words WordsFor(const ScanShape& s) {
+  Words places;
+  places.rows = s.rows;
+  places.tiles = CeilDiv(s.n, TileItemsOf(s.element));
+  places.groups = CeilDiv(places.tiles, kGroup);
+  places.larger = CeilDiv(places.groups, kGroup);
+  return places;
+}
+
+void LaunchTilePerRow(const ScanShape& s, cudaStream_t stream) {
+  WithTypes(s, [&](auto shape, auto segmented) {
+    using T = std::remove_pointer_t<decltype(shape.out)>;
+    TilePerRowKernel<T, decltype(segmented)::value><<<static_cast<unsigned>(s.rows), kThreads, 0, stream>>>(shape);
+  });
 }
 
 }  // namespace
 
 int64_t SinglePassScanScratch(const ScanShape& s) {
-  const Tickets t = TicketsFor(s);
+  const Words t = WordsFor(s);
   if (t.tiles <= 1) return 0;
-  // The ticket, then the words.
-  return 16 + t.rows * (t.tiles + t.groups + t.larger) * 2 * BytesOf(s.element);
+  return t.rows * (t.tiles + t.groups + t.larger) * 2 * BytesOf(s.element);
 }
 
 void LaunchSinglePassScan(const ScanShape& s, TilePrefix prefix, void* scratch, cudaStream_t stream) {
-  Tickets tickets = TicketsFor(s);
-  if (tickets.tiles > 1) {
-    STILLHOUSE_CUDA_CHECK(cudaMemsetAsync(scratch, 0, static_cast<size_t>(SinglePassScanScratch(s)), stream));
-    tickets.next = static_cast<unsigned long long*>(scratch);
-    tickets.words = static_cast<char*>(scratch) + 16;
-  }
-  const unsigned grid = static_cast<unsigned>(s.rows * tickets.tiles);
+  Words places = WordsFor(s);
+  if (places.tiles == 1) return LaunchTilePerRow(s, stream);
+  const int64_t all = s.rows * places.tiles;
+  STILLHOUSE_CHECK(all < int64_t{1} << 30) << all << " tiles";
+  STILLHOUSE_CUDA_CHECK(cudaMemsetAsync(scratch, 0, static_cast<size_t>(SinglePassScanScratch(s)), stream));
+  places.words = scratch;
+  int device = 0, multiprocessors = 0;
+  STILLHOUSE_CUDA_CHECK(cudaGetDevice(&device));
+  STILLHOUSE_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  cudaLaunchAttribute together = {};
+  together.id = cudaLaunchAttributeCooperative;
+  together.val.cooperative = 1;
+  cudaLaunchConfig_t config = {};
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = sizeof(uint4) * kSlots * kVectors * kThreads;
+  config.stream = stream;
+  config.attrs = &together;
+  config.numAttrs = 1;
   WithTypes(s, [&](auto shape, auto segmented) {
     using T = std::remove_pointer_t<decltype(shape.out)>;
-    SinglePassKernel<T, decltype(segmented)::value><<<grid, kThreads, 0, stream>>>(shape, tickets, prefix);
+    const auto kernel = SinglePassKernel<T, decltype(segmented)::value>;
+    // Once for each device would do; it costs less than a launch.
+    STILLHOUSE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                               static_cast<int>(config.dynamicSmemBytes)));
+    int blocks = 0;
+    STILLHOUSE_CUDA_CHECK(
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kThreads, config.dynamicSmemBytes));
+    const int64_t most = int64_t{blocks} * multiprocessors;
+    config.gridDim = dim3(static_cast<unsigned>(all < most ? all : most));
+    STILLHOUSE_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, shape, places, prefix));
+  });
+}
+
+void LaunchTotalsFirstScan(const ScanShape& s, void* scratch, cudaStream_t stream) {
+  const int64_t tiles = WordsFor(s).tiles;
+  if (tiles == 1) return LaunchTilePerRow(s, stream);
+  const uint32_t count = static_cast<uint32_t>(tiles);
+  STILLHOUSE_CHECK(s.rows * tiles < int64_t{1} << 31) << s.rows * tiles << " tiles";
+  WithTypes(s, [&](auto shape, auto segmented) {
+    using T = std::remove_pointer_t<decltype(shape.out)>;
+    constexpr bool kSegmented = decltype(segmented)::value;
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(static_cast<unsigned>(s.rows * tiles));
+    config.blockDim = dim3(kThreads);
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = 1;
+    STILLHOUSE_CUDA_CHECK(cudaLaunchKernelEx(&config, TotalsKernel<T, kSegmented>, shape, count, scratch));
+    STILLHOUSE_CUDA_CHECK(
+        cudaLaunchKernelEx(&config, AfterTotalsKernel<T, kSegmented>, shape, count, static_cast<const void*>(scratch)));
   });
 }
 

@@ -14,10 +14,11 @@ namespace stillhouse {
 // and are added. Kogge & Stone 1973 and Brent & Kung 1982 are the networks within a block; "coarsened" has each thread
 // add eight neighbours first.
 //
-// Single pass: a tile's prefix comes from the tiles before it, which publish what they have. Tiles are handed out by
-// ticket, so that a tile only ever waits for one that has begun. Domino waits for its neighbour's prefix; look-back
-// (Merrill & Garland 2016) adds up neighbours' totals until it meets a prefix, one at a time or a warp's window at a
-// time; the tree adds totals of tiles, of groups of 32 tiles and of groups of 32 groups, always in the same order.
+// Single pass: a tile's prefix comes from the tiles before it, which publish what they have. All blocks run at once and
+// take tiles in turn, so that a tile only ever waits for one that is being worked on. Domino waits for its neighbour's
+// prefix; look-back (Merrill & Garland 2016) adds up neighbours' totals until it meets a prefix, one at a time or a
+// warp's window at a time; the tree adds totals of tiles, of groups of 32 tiles and of groups of 32 groups, always in
+// the same order. Totals first reads twice: sums of tiles, then the scan.
 enum class ScanAlgorithm : uint8_t {
   kAuto,
   kKoggeStone,
@@ -31,6 +32,7 @@ enum class ScanAlgorithm : uint8_t {
   kLookBack,
   kLookBackWindow,
   kTree,
+  kTotalsFirst,
 };
 
 struct ScanOptions {

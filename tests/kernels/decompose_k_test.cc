@@ -132,6 +132,22 @@ TEST(DecomposeK, TakesOperandsOfTwoTypes) {
   }
 }
 
+TEST(DecomposeK, LargeProducts) {
+  std::mt19937 rng = TestRng(6);
+  const Context ctx = TestContext();
+  const int64_t m = 100, n = 200, k = 8000;
+  const Problem p = MakeProblem(rng, m, n, k, DType::kBF16, DType::kBF16);
+  Doubles want;
+  for (double c : p.c) want.push_back(Apply(Epilogue::kSilu, c, 1.0, 0.0));
+  DecomposeKOptions options;
+  options.epilogue = Epilogue::kSilu;
+  for (Lie b : {Lie::kRows, Lie::kColumns, Lie::kEverySecond}) {
+    const Tensor out =
+        DecomposeK(ctx, Lay(ctx, p.a, m, k, DType::kBF16, Lie::kRows), Lay(ctx, p.b, k, n, DType::kBF16, b), options);
+    EXPECT_LE(RelativeError(out, want), kForwardTolerance) << int(b);
+  }
+}
+
 TEST(DecomposeK, EpiloguesOfElements) {
   std::mt19937 rng = TestRng(3);
   const Context ctx = TestContext();

@@ -20,7 +20,8 @@ constexpr ScanAlgorithm kAlgorithms[] = {ScanAlgorithm::kAuto,
                                          ScanAlgorithm::kDomino,
                                          ScanAlgorithm::kLookBack,
                                          ScanAlgorithm::kLookBackWindow,
-                                         ScanAlgorithm::kTree};
+                                         ScanAlgorithm::kTree,
+                                         ScanAlgorithm::kTotalsFirst};
 
 struct Case {
   int64_t rows, n;
@@ -125,7 +126,8 @@ TEST(Scan, FloatsRepeatTheirBits) {
   const Context ctx = TestContext();
   const int64_t n = 3000017;
   const Tensor in = ToTensor(ctx, RandomValues(rng, n), {n});
-  for (ScanAlgorithm algorithm : {ScanAlgorithm::kAuto, ScanAlgorithm::kTree, ScanAlgorithm::kDomino}) {
+  for (ScanAlgorithm algorithm :
+       {ScanAlgorithm::kAuto, ScanAlgorithm::kTree, ScanAlgorithm::kDomino, ScanAlgorithm::kTotalsFirst}) {
     ScanOptions options;
     options.algorithm = algorithm;
     const std::vector<float> first = ctx.ToFloats(Scan(ctx, in, options));
