@@ -5,8 +5,10 @@
 namespace stillhouse {
 namespace {
 
-void CheckRows(const Tensor& t, int64_t rows, int64_t heads, int64_t width) {
-  STILLHOUSE_CHECK(t.dtype() == DType::kF32 && t.rank() == 3 && (width == 1 || t.stride(2) == 1)) << t.DebugString();
+void CheckRows(const Tensor& t, int64_t rows, int64_t heads, int64_t width, bool may_be_bf16 = false) {
+  STILLHOUSE_CHECK((t.dtype() == DType::kF32 || (may_be_bf16 && t.dtype() == DType::kBF16)) && t.rank() == 3 &&
+                   (width == 1 || t.stride(2) == 1))
+      << t.DebugString();
   STILLHOUSE_CHECK(t.dim(0) == rows && t.dim(1) == heads && t.dim(2) == width)
       << t.DebugString() << " for " << rows << ", " << heads << ", " << width;
 }
@@ -15,8 +17,8 @@ void CheckPlan(const AttentionPlan& plan, int64_t rows, int64_t kv_heads, int64_
   for (const KvSegment& segment : plan.segments) {
     STILLHOUSE_CHECK(segment.k.defined() && segment.v.defined());
     const int64_t slots = segment.k.dim(1);
-    CheckRows(segment.k, kv_heads, slots, width);
-    CheckRows(segment.v, kv_heads, slots, width);
+    CheckRows(segment.k, kv_heads, slots, width, true);
+    CheckRows(segment.v, kv_heads, slots, width, true);
     if (segment.beta) {
       STILLHOUSE_CHECK(segment.beta.dtype() == DType::kF32 && segment.beta.rank() == 2 &&
                        segment.beta.dim(0) == kv_heads && segment.beta.dim(1) == slots &&

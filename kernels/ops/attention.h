@@ -12,7 +12,9 @@ namespace stillhouse {
 // A segment that several sequences list is read once for all of them (its rows are gathered into one product): a batch
 // of queries on one cartridge shares its memory and its traffic.
 struct KvSegment {
-  Tensor k, v;  // [H_kv, slots, d] f32, d contiguous, other strides free
+  // [H_kv, slots, d], d contiguous, other strides free. f32; on CUDA also bf16 (all segments of a call alike, and
+  // without gradients).
+  Tensor k, v;
   Tensor beta;  // [H_kv, slots] f32 added to the scaled logit, or empty; −inf masks a slot (ragged heads), whose k and
                 // v must still be finite
   bool memory = false;  // counted in stored_mass: a cartridge, as opposed to private pages
