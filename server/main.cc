@@ -73,6 +73,13 @@ void AddFlags(CLI::App* app, stillhouse::ServerConfig* c, double* drain_seconds,
   machine->add_option("--device", c->device, "auto (a GPU where there is one), cpu or cuda")
       ->transform(CLI::CheckedTransformer(devices, CLI::ignore_case))
       ->default_str("auto");
+  const std::map<std::string, stillhouse::GpuWeights> weights = {{"f32", stillhouse::GpuWeights::kF32},
+                                                                 {"bf16", stillhouse::GpuWeights::kBf16}};
+  machine
+      ->add_option("--gpu-weights", c->gpu_weights,
+                   "What a GPU decodes the model's matrices to: f32 (answers as on the CPU) or bf16 (faster, rounded)")
+      ->transform(CLI::CheckedTransformer(weights, CLI::ignore_case))
+      ->default_str("f32");
   machine->add_option("--threads", c->threads, "Processor threads; 0 is one for each core")
       ->capture_default_str()
       ->check(CLI::Range(0, 1024));

@@ -79,11 +79,10 @@ void GaugeSampler::SampleStore() {
 }
 
 void GaugeSampler::SampleMemory() {
-  metrics_->Set(Metric::kDeviceMemoryBytes,
-                static_cast<double>(backend_->pool().lent_bytes() + backend_->pool().cached_bytes()), {"used"});
-  if (backend_->device() == DeviceType::kCpu) {
-    metrics_->Set(Metric::kDeviceMemoryBytes, AvailableMemory(), {"free"});
-  }
+  const TensorDevice::MemoryUse memory = backend_->memory();
+  metrics_->Set(Metric::kDeviceMemoryBytes, static_cast<double>(memory.used), {"used"});
+  metrics_->Set(Metric::kDeviceMemoryBytes, memory.free >= 0 ? static_cast<double>(memory.free) : AvailableMemory(),
+                {"free"});
 }
 
 }  // namespace stillhouse

@@ -76,6 +76,7 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const ServerConfig& config,
   if (config.device == Device::kCpu) return MakeCpuBackend(cpu);
   CudaBackendOptions cuda;
   cuda.threads = config.threads;
+  cuda.storage = config.gpu_weights == GpuWeights::kBf16 ? CudaStorage::kBf16 : CudaStorage::kF32;
   absl::StatusOr<std::unique_ptr<Backend>> backend = MakeCudaBackend(cuda);
   if (backend.ok() || config.device == Device::kCuda) return backend;
   *why_cpu = backend.status();

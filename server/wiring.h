@@ -13,6 +13,7 @@
 namespace stillhouse {
 
 enum class Device : uint8_t { kAuto, kCpu, kCuda };
+enum class GpuWeights : uint8_t { kF32, kBf16 };
 
 // What the flags say. Paths are the operator's own.
 struct ServerConfig {
@@ -23,6 +24,7 @@ struct ServerConfig {
   std::vector<std::string> metrics_tenants;        // that may appear as a label
 
   Device device = Device::kAuto;
+  GpuWeights gpu_weights = GpuWeights::kF32;
   int threads = 0;      // 0: one per core
   int64_t context = 0;  // positions; 0: the model's
   int64_t max_sequences = 16;

@@ -123,6 +123,13 @@ class CudaBackend final : public Backend {
     STILLHOUSE_CUDA_CHECK(cudaMemsetAsync(tensor.buffer()->data(), 0, tensor.buffer()->bytes(), stream));
   }
 
+  MemoryUse memory() override {
+    device_.Use();
+    size_t free = 0, total = 0;
+    STILLHOUSE_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+    return {static_cast<int64_t>(total - free), static_cast<int64_t>(free)};
+  }
+
   void Synchronize() override { STILLHOUSE_CUDA_CHECK(cudaStreamSynchronize(device_.Use())); }
 
   cuda::Device& cuda_device() { return device_; }

@@ -22,6 +22,12 @@ class TensorDevice {
   virtual void Copy(const Tensor& from, const Tensor& to) = 0;
   virtual void Zero(const Tensor& tensor) = 0;  // clears the tensor's whole buffer
   virtual void Synchronize() {}                 // waits for everything asked for so far
+  // Bytes in use and free on the device as its driver counts them; on the host what the pool holds, and −1.
+  struct MemoryUse {
+    int64_t used = 0;
+    int64_t free = -1;
+  };
+  virtual MemoryUse memory() { return {static_cast<int64_t>(pool().lent_bytes() + pool().cached_bytes()), -1}; }
 };
 
 }  // namespace stillhouse

@@ -183,8 +183,8 @@ class HeadMatcher {
       if (part.slots == 0) continue;
       const std::vector<int32_t> rows(tokens_.begin() + slot, tokens_.begin() + slot + part.slots);
       const Tensor index = ctx_.Ints(rows, {part.slots});
-      CopyElements(GatherRows(ctx_, part.k.Select(0, head_), index), k_out.Slice(0, slot, slot + part.slots));
-      CopyElements(GatherRows(ctx_, part.v.Select(0, head_), index), v_out.Slice(0, slot, slot + part.slots));
+      ctx_.backend->Copy(GatherRows(ctx_, part.k.Select(0, head_), index), k_out.Slice(0, slot, slot + part.slots));
+      ctx_.backend->Copy(GatherRows(ctx_, part.v.Select(0, head_), index), v_out.Slice(0, slot, slot + part.slots));
       slot += part.slots;
     }
   }
@@ -249,7 +249,7 @@ class HeadMatcher {
     // o − x·V, into outputs_ (which the measurement has copied if it needs it).
     if (options_.measure) {
       targets_ = ctx_.EmptyF32({rows_, width_});
-      CopyElements(outputs_, targets_);
+      ctx_.backend->Copy(outputs_, targets_);
     }
     MatMul(ctx_, {shares_, v_out, outputs_, -1.0f, true});
     const Tensor gram = ctx_.EmptyF32({slots_, slots_}), right = ctx_.EmptyF32({slots_, width_});
@@ -288,7 +288,7 @@ class HeadMatcher {
 
   double OutputError(const std::vector<float>& w, const Tensor& v_out) {
     Tensor shares = ctx_.EmptyF32({rows_, slots_});
-    CopyElements(shares_, shares);
+    ctx_.backend->Copy(shares_, shares);
     if (!targets_.defined()) {  // shares_ are still a_ij
       Normalise(shares, w);
     }
@@ -362,7 +362,7 @@ std::function<void(int64_t, const Tensor&)> QueryCollector::Observer(const Conte
     STILLHOUSE_CHECK(q.stride(1) == width && q.stride(2) == 1);
     const Tensor flat = q.contiguous() ? q.Reshape({q.dim(0), heads * width}) : [&] {
       Tensor copy = ctx.EmptyF32(q.shape());
-      CopyElements(q, copy);
+      ctx.backend->Copy(q, copy);
       return copy.Reshape({q.dim(0), heads * width});
     }();
     layers_[static_cast<size_t>(layer)].push_back(
@@ -379,7 +379,7 @@ Tensor QueryCollector::Layer(const Context& ctx, int64_t layer) const {
   const Tensor all = ctx.EmptyF32({rows, pieces[0].dim(1), pieces[0].dim(2)});
   int64_t row = 0;
   for (const Tensor& piece : pieces) {
-    CopyElements(piece, all.Slice(0, row, row + piece.dim(0)));
+    ctx.backend->Copy(piece, all.Slice(0, row, row + piece.dim(0)));
     row += piece.dim(0);
   }
   return all;
@@ -432,7 +432,7 @@ Tensor RotateKeys(const Context& ctx, const RopeConfig& rope, const Tensor& k, c
   const Tensor plain = Rope(ctx, k.Transpose(0, 1), ctx.Ints(from, {tokens}), rope, /*inverse=*/true);
   const Tensor turned = Rope(ctx, plain, ctx.Ints(to, {tokens}), rope);
   Tensor out = ctx.EmptyF32(k.shape());
-  CopyElements(turned.Transpose(0, 1), out);
+  ctx.backend->Copy(turned.Transpose(0, 1), out);
   return out;
 }
 

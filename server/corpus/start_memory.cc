@@ -203,8 +203,8 @@ absl::StatusOr<StartMemory> TakePrefix(const BuildRuntime& runtime, int64_t slot
         int64_t slot = 0;
         for (const std::shared_ptr<Memory>& piece : pieces) {
           const LayerKv& from = piece->layers[static_cast<size_t>(layer)];
-          CopyElements(from.k, kv.k.Slice(1, slot, slot + piece->slots));
-          CopyElements(from.v, kv.v.Slice(1, slot, slot + piece->slots));
+          ctx.backend->Copy(from.k, kv.k.Slice(1, slot, slot + piece->slots));
+          ctx.backend->Copy(from.v, kv.v.Slice(1, slot, slot + piece->slots));
           slot += piece->slots;
         }
         out.memory->layers.push_back(std::move(kv));

@@ -423,10 +423,9 @@ class Engine::Impl {
       forward.measure_stored_mass = measure && memories && decode_tokens > 0;
       ForwardResult result = Forward(ctx_, *weights_, batch, forward);
       if (forward.measure_stored_mass) {
-        const std::vector<float> mass = ctx_.ToFloats(result.stored_mass);
         for (size_t i = 0; i < drawing.size(); ++i) {
           if (drawing[i]->state->memories().empty()) continue;
-          drawing[i]->mass_sum += mass[static_cast<size_t>(drawing_rows[i])];
+          drawing[i]->mass_sum += result.stored_mass[static_cast<size_t>(drawing_rows[i])];
           ++drawing[i]->mass_count;
         }
       }

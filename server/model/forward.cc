@@ -21,7 +21,7 @@ struct Pass {
   const ForwardOptions& options;
   Tensor positions;    // i32 [R]
   Tensor output_rows;  // i32 [n], or empty if every row is an output
-  Tensor stored_mass;  // f32 [R] summed over layers on the host, or empty
+  Tensor stored_mass;  // f32 [layers, R], or empty
 };
 
 // The segments of one layer: each distinct memory once, then every sequence's own pages.
@@ -102,14 +102,8 @@ Tensor RunLayer(const Context& ctx, const Pass& pass, int64_t layer, Tensor resi
   const int64_t rows = residual.dim(0);
   const Qkv qkv = ProjectQkv(ctx, pass, w, RmsNorm(ctx, residual, w.attn_norm, c.norm_eps));
   if (pass.options.observe_queries) pass.options.observe_queries(layer, qkv.q);
-  Tensor mass;
-  if (pass.stored_mass) mass = ctx.EmptyF32({rows});
+  const Tensor mass = pass.stored_mass ? pass.stored_mass.Select(0, layer) : Tensor();
   Tensor attended = Attention(ctx, qkv.q, qkv.k, qkv.v, PlanLayer(pass.batch, layer), c.attention_scale(), mass);
-  if (mass) {
-    const std::vector<float> values = ctx.ToFloats(mass);
-    float* total = pass.stored_mass.f32();
-    for (int64_t i = 0; i < rows; ++i) total[i] += values[static_cast<size_t>(i)] / static_cast<float>(c.layers);
-  }
   for (const BatchSequence& sequence : pass.batch.sequences) {
     if (sequence.state->keeps_rows()) {
       sequence.state->Append(ctx, layer, qkv.k, qkv.v, sequence.row_begin, sequence.row_count);
@@ -149,8 +143,7 @@ ForwardResult Forward(const Context& ctx, const Weights& weights, const Batch& b
   if (static_cast<int64_t>(batch.output_rows.size()) != rows && !batch.output_rows.empty()) {
     pass.output_rows = ctx.Ints(batch.output_rows, {static_cast<int64_t>(batch.output_rows.size())});
   }
-  std::vector<float> mass(options.measure_stored_mass ? static_cast<size_t>(rows) : 0, 0.0f);
-  if (options.measure_stored_mass) pass.stored_mass = Tensor::Wrap(mass.data(), DType::kF32, {rows});
+  if (options.measure_stored_mass) pass.stored_mass = ctx.EmptyF32({c.layers, rows});
 
   // Memory tensors that want a gradient, so that Checkpoint knows what a layer depends on.
   std::vector<std::vector<Tensor>> watched(static_cast<size_t>(c.layers));
@@ -189,7 +182,14 @@ ForwardResult Forward(const Context& ctx, const Weights& weights, const Batch& b
   }
   ForwardResult result;
   if (!batch.output_rows.empty()) result.hidden = RmsNorm(ctx, x, weights.final_norm, c.norm_eps);
-  if (options.measure_stored_mass) result.stored_mass = ctx.Floats(mass, {rows});
+  if (options.measure_stored_mass) {
+    // One copy for all layers.
+    const std::vector<float> mass = ctx.ToFloats(pass.stored_mass);
+    result.stored_mass.assign(static_cast<size_t>(rows), 0.0f);
+    for (size_t i = 0; i < mass.size(); ++i) {
+      result.stored_mass[i % static_cast<size_t>(rows)] += mass[i] / static_cast<float>(c.layers);
+    }
+  }
   return result;
 }
 

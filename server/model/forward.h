@@ -42,7 +42,7 @@ struct ForwardOptions {
 
 struct ForwardResult {
   Tensor hidden;       // f32 [outputs, hidden]: after the final norm, ready for the output projection
-  Tensor stored_mass;  // f32 [R] or empty
+  std::vector<float> stored_mass;  // [R], or empty
 };
 
 // Runs the batch. With a tape in the context the gradient flows to whatever is watched (memory keys, values and biases;

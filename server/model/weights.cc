@@ -37,14 +37,24 @@ Tensor JoinRows(const Context& ctx, std::initializer_list<Tensor> parts) {
       return Tensor();
     rows += part.dim(0);
   }
-  Tensor joined = Tensor::Empty(ctx.pool(), first.dtype(), {rows, first.dim(1)});
-  if (joined.device() != DeviceType::kCpu) return Tensor();
+  // Joined on the host; the backend lays it out, and uploads it, as it prepares the weight.
+  BufferPool staging(HostMemory(), 0);
+  const bool host = ctx.pool().device() == DeviceType::kCpu;
+  Tensor joined = Tensor::Empty(host ? ctx.pool() : staging, first.dtype(), {rows, first.dim(1)});
   char* to = joined.data<char>();
   for (const Tensor& part : parts) {
     std::memcpy(to, part.raw(), static_cast<size_t>(part.bytes()));
     to += part.bytes();
   }
   return joined;
+}
+
+// Norm weights and biases are read by kernels as they are.
+Tensor ToDevice(const Context& ctx, const Tensor& vector) {
+  if (!vector.defined() || vector.device() == ctx.pool().device()) return vector;
+  Tensor device = ctx.Empty(vector.dtype(), vector.shape());
+  ctx.backend->Upload(vector.raw(), device);
+  return device;
 }
 
 }  // namespace
@@ -91,6 +101,7 @@ absl::StatusOr<std::shared_ptr<const Weights>> FinishWeights(const Context& ctx,
   const bool tied = raw.output.buffer() == raw.embedding.buffer() && raw.output.offset() == raw.embedding.offset();
   raw.output = PrepareWeight(ctx, raw.output);
   raw.embedding = tied ? raw.output : PrepareWeight(ctx, raw.embedding);
+  raw.final_norm = ToDevice(ctx, raw.final_norm);
   for (int64_t i = 0; i < c.layers; ++i) {
     LayerWeights& w = raw.layers[static_cast<size_t>(i)];
     const std::string prefix = absl::StrCat("blk.", i, ".");
@@ -111,6 +122,9 @@ absl::StatusOr<std::shared_ptr<const Weights>> FinishWeights(const Context& ctx,
     for (const auto& check : checks) {
       if (check.optional && !check.tensor->defined()) continue;
       STILLHOUSE_RETURN_IF_ERROR(CheckShape(absl::StrCat(prefix, check.name), *check.tensor, check.shape));
+    }
+    for (Tensor* t : {&w.attn_norm, &w.q_bias, &w.k_bias, &w.v_bias, &w.q_norm, &w.k_norm, &w.ffn_norm}) {
+      *t = ToDevice(ctx, *t);
     }
     if (Tensor joined = JoinRows(ctx, {w.q, w.k, w.v})) {
       w.qkv = PrepareWeight(ctx, joined);

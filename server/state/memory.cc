@@ -7,11 +7,11 @@ namespace {
 
 int64_t BytesOf(const Tensor& t) { return t.defined() ? t.bytes() : 0; }
 
-// [kv_heads, n, …] of one tensor's slots, in new storage. Host memory: memories are sliced where they are built.
+// [kv_heads, n, …] of one tensor's slots, in new storage.
 Tensor CopySlots(const Context& ctx, const Tensor& from, int64_t begin, int64_t end) {
   const Tensor view = from.Slice(1, begin, end);
   Tensor to = ctx.Empty(from.dtype(), view.shape());
-  CopyElements(view, to);
+  ctx.backend->Copy(view, to);
   return to;
 }
 

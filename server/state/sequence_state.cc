@@ -111,8 +111,8 @@ std::shared_ptr<Memory> SequenceState::Freeze(const Context& ctx, const ModelCon
     int64_t slot = 0;
     for (const Run& run : OwnRuns(layer)) {
       const int64_t n = run.k.dim(1);
-      CopyElements(run.k, kv.k.Slice(1, slot, slot + n));
-      CopyElements(run.v, kv.v.Slice(1, slot, slot + n));
+      ctx.backend->Copy(run.k, kv.k.Slice(1, slot, slot + n));
+      ctx.backend->Copy(run.v, kv.v.Slice(1, slot, slot + n));
       slot += n;
     }
     memory->layers.push_back(std::move(kv));

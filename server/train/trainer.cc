@@ -54,13 +54,7 @@ absl::Status Read(const Context& ctx, const Tensor& t, ByteReader* in) {
 }
 
 void CopyInto(const Context& ctx, const Tensor& from, const Tensor& to) {
-  if (!from.defined()) return;
-  if (from.device() == DeviceType::kCpu) {
-    CopyElements(from, to);
-  } else {
-    const std::vector<float> values = ctx.ToFloats(from);
-    ctx.backend->Upload(values.data(), to);
-  }
+  if (from.defined()) ctx.backend->Copy(from, to);
 }
 
 // Per layer: the root mean square over the mean of all layers'.

@@ -35,6 +35,8 @@ class Server:
         self.model = model or tiny_model(folder)
         self.store = store or os.path.join(folder, "store")
         self.flags = list(flags)
+        if "STILLHOUSE_TEST_DEVICE" in os.environ:  # cuda: the same suites on a GPU
+            self.flags += ["--device", os.environ["STILLHOUSE_TEST_DEVICE"]]
         self.process = None
         self.start()
 

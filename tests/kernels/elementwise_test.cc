@@ -126,8 +126,12 @@ TEST(CopyRows, AppendsToAPage) {
       EXPECT_EQ(RelativeError(to, want), 0.0);
     }
   }
-  const Tensor full = ToTensor(ctx, before, {heads, slots, width});
-  EXPECT_DEATH(CopyRows(ctx, {ToTensor(ctx, x, {rows, heads, width}), full, 0, 7, 5}), "check failed");
+}
+
+TEST(CopyRowsDeathTest, RefusesRowsPastThePage) {
+  const Context ctx = TestContext();
+  const Tensor rows = PoisonedEmpty(ctx, {7, 3, 5}), page = PoisonedEmpty(ctx, {3, 11, 5});
+  EXPECT_DEATH(CopyRows(ctx, {rows, page, 0, 7, 5}), "check failed");
 }
 
 }  // namespace

@@ -7,19 +7,19 @@
 #include <numeric>
 #include <random>
 
-#include "kernels/cpu/cpu_backend.h"
+#include "tests/support/test_backend.h"
 
 namespace stillhouse {
 namespace {
 
-using testing::ElementsAre;
+using ::testing::ElementsAre;
 
-class AttentionMatchingTest : public testing::Test {
+class AttentionMatchingTest : public ::testing::Test {
  protected:
   AttentionMatchingTest() {
     CpuBackendOptions options;
     options.threads = 2;
-    backend_ = MakeCpuBackend(options);
+    backend_ = testing::MakeTestBackend(options);
     ctx_.backend = backend_.get();
   }
 
@@ -39,10 +39,12 @@ class AttentionMatchingTest : public testing::Test {
     part.k = Random({kv_heads, tokens, width}, seed);
     part.v = Random({kv_heads, tokens, width}, seed + 1);
     part.queries = Random({queries, heads, width}, seed + 2);
-    for (int64_t h = 0; h < kv_heads; ++h) {
-      for (int64_t i = 0; i < width; ++i) part.k.f32()[h * tokens * width + i] = 2.0f;
-    }
-    for (int64_t i = 0; i < queries * heads * width; ++i) part.queries.f32()[i] += 0.5f;
+    ctx_.backend->Copy(
+        ctx_.Floats(std::vector<float>(static_cast<size_t>(kv_heads * width), 2.0f), {kv_heads, 1, width}),
+        part.k.Slice(1, 0, 1));
+    std::vector<float> leaning = ctx_.ToFloats(part.queries);
+    for (float& q : leaning) q += 0.5f;
+    ctx_.backend->Upload(leaning.data(), part.queries);
     part.keep_first = true;
     return part;
   }
@@ -126,7 +128,7 @@ TEST_F(AttentionMatchingTest, AllSlotsAreTheWholeDocument) {
 TEST_F(AttentionMatchingTest, KeepsTheSinkAndTheOrderOfTime) {
   MatchPart part = RandomPart(3, 1, 50, 40, 8, 11);
   // A sink that no query looks at is kept all the same.
-  for (int i = 0; i < 8; ++i) part.k.f32()[i] = -3.0f;
+  ctx_.backend->Copy(ctx_.Floats(std::vector<float>(8, -3.0f), {1, 1, 8}), part.k.Slice(1, 0, 1));
   part.slots = 9;
   const LayerMatch match = *MatchLayer(ctx_, {part}, 0.35f, AttentionMatchingOptions());
   EXPECT_EQ(match.tokens[0], 0);
@@ -180,9 +182,9 @@ TEST_F(AttentionMatchingTest, PartsAreFittedTogether) {
   const Tensor k = ctx_.EmptyF32({2, 22, 16}), v = ctx_.EmptyF32({2, 22, 16}), beta = ctx_.EmptyF32({2, 22});
   for (const auto& [from, begin] : {std::pair<const LayerMatch*, int64_t>{&first, 0}, {&second, 12}}) {
     const int64_t end = begin + from->kv.k.dim(1);
-    CopyElements(from->kv.k, k.Slice(1, begin, end));
-    CopyElements(from->kv.v, v.Slice(1, begin, end));
-    CopyElements(from->kv.beta, beta.Slice(1, begin, end));
+    ctx_.backend->Copy(from->kv.k, k.Slice(1, begin, end));
+    ctx_.backend->Copy(from->kv.v, v.Slice(1, begin, end));
+    ctx_.backend->Copy(from->kv.beta, beta.Slice(1, begin, end));
   }
   double together = 0.0, apart = 0.0;
   for (const MatchPart& part : parts) {
@@ -238,7 +240,7 @@ TEST_F(AttentionMatchingTest, RotatedKeysStandAtTheirNewPositions) {
   auto at = [&](const std::vector<int32_t>& positions) {
     const Tensor turned = Rope(ctx_, plain, ctx_.Ints(positions, {3}), rope);
     Tensor k = ctx_.EmptyF32({2, 3, 8});
-    CopyElements(turned.Transpose(0, 1), k);
+    ctx_.backend->Copy(turned.Transpose(0, 1), k);
     return k;
   };
   const std::vector<float> moved = ctx_.ToFloats(RotateKeys(ctx_, rope, at(from), from, to));

@@ -12,10 +12,10 @@
 #include "cache_store/store.h"
 #include "gtest/gtest.h"
 #include "kernels/base/sha256.h"
-#include "kernels/cpu/cpu_backend.h"
 #include "server/corpus/build_queue.h"
 #include "server/corpus/directory.h"
 #include "server/load/llama_gguf.h"
+#include "tests/support/test_backend.h"
 #include "tests/support/tiny_model.h"
 
 namespace stillhouse {
@@ -26,7 +26,7 @@ class Rig {
   Rig(const std::string& model_path, const std::string& folder, int64_t budget_bytes = int64_t{1} << 30) {
     CpuBackendOptions cpu;
     cpu.threads = 2;
-    backend = MakeCpuBackend(cpu);
+    backend = testing::MakeTestBackend(cpu);
     ctx.backend = backend.get();
     absl::StatusOr<GgufModel> loaded = LoadGgufModel(ctx, model_path);
     STILLHOUSE_CHECK(loaded.ok()) << loaded.status().ToString();

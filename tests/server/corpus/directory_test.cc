@@ -33,12 +33,14 @@ class DirectoryTest : public CorpusTest {
     memory->slots = slots;
     memory->next_position = slots + 3;
     for (int64_t l = 0; l < c.layers; ++l) {
-      LayerKv kv{rig_->ctx.EmptyF32({c.kv_heads, slots, c.head_dim}),
-                 rig_->ctx.EmptyF32({c.kv_heads, slots, c.head_dim}), rig_->ctx.EmptyF32({c.kv_heads, slots})};
-      FillF32(kv.k, value);
-      FillF32(kv.v, value + 1);
-      FillF32(kv.beta, -value);
-      memory->layers.push_back(std::move(kv));
+      const auto filled = [&](float x, const Shape& shape) {
+        int64_t n = 1;
+        for (int64_t d : shape) n *= d;
+        return rig_->ctx.Floats(std::vector<float>(static_cast<size_t>(n), x), shape);
+      };
+      memory->layers.push_back({filled(value, {c.kv_heads, slots, c.head_dim}),
+                                filled(value + 1, {c.kv_heads, slots, c.head_dim}),
+                                filled(-value, {c.kv_heads, slots})});
     }
     return memory;
   }
@@ -84,9 +86,9 @@ TEST_F(DirectoryTest, LoadsWhatWasStored) {
   EXPECT_EQ(pin->memory->slots, 5);
   EXPECT_EQ(pin->memory->next_position, 8);
   EXPECT_TRUE(pin->header.has_positions);
-  EXPECT_EQ(pin->memory->layers[1].k.f32()[3], 0.5f);
-  EXPECT_EQ(pin->memory->layers[1].v.f32()[3], 1.5f);
-  EXPECT_EQ(pin->memory->layers[0].beta.f32()[3], -0.5f);
+  EXPECT_EQ(rig_->ctx.ToFloats(pin->memory->layers[1].k)[3], 0.5f);
+  EXPECT_EQ(rig_->ctx.ToFloats(pin->memory->layers[1].v)[3], 1.5f);
+  EXPECT_EQ(rig_->ctx.ToFloats(pin->memory->layers[0].beta)[3], -0.5f);
   const absl::StatusOr<PinnedMemory> again = directory->Pin("acme", "book", "a");
   EXPECT_TRUE(again->was_resident);
   EXPECT_EQ(again->memory, pin->memory);
@@ -104,7 +106,7 @@ TEST_F(DirectoryTest, HalfPrecisionIsRead) {
     auto directory = MakeDirectory(1 << 24);
     const absl::StatusOr<PinnedMemory> pin = directory->Pin("acme", "book", "h");
     ASSERT_TRUE(pin.ok()) << pin.status();
-    EXPECT_EQ(pin->memory->layers[1].v.f32()[7], 1.5f);
+    EXPECT_EQ(rig_->ctx.ToFloats(pin->memory->layers[1].v)[7], 1.5f);
   }
 }
 
@@ -197,7 +199,7 @@ TEST_F(DirectoryTest, AHeldMemoryOutlivesItsName) {
   absl::StatusOr<PinnedMemory> held = directory->Pin("acme", "book", "a");
   directory->Forget("acme", "book", "");
   EXPECT_FALSE(directory->IsResident("acme", "book", "a"));
-  EXPECT_EQ(held->memory->layers[0].k.f32()[0], 1.0f);
+  EXPECT_EQ(rig_->ctx.ToFloats(held->memory->layers[0].k)[0], 1.0f);
   // It still takes its room, until it is let go.
   EXPECT_GE(directory->stats().allocated_bytes, bytes);
   EXPECT_EQ(directory->Pin("acme", "book", "a").status().code(), absl::StatusCode::kResourceExhausted);

@@ -1,14 +1,14 @@
-// A model with its tokenizer and template on a CPU backend, for tests.
+// A model with its tokenizer and template on the backend under test.
 #ifndef STILLHOUSE_TESTS_SERVER_MODEL_LOADED_MODEL_H_
 #define STILLHOUSE_TESTS_SERVER_MODEL_LOADED_MODEL_H_
 
 #include <memory>
 #include <string>
 
-#include "kernels/cpu/cpu_backend.h"
 #include "server/load/llama_gguf.h"
 #include "server/token/chat_template.h"
 #include "tests/support/default_model.h"
+#include "tests/support/test_backend.h"
 #include "tests/support/tiny_model.h"
 
 namespace stillhouse::testing {
@@ -22,7 +22,7 @@ struct LoadedModel {
 
   static LoadedModel Open(const std::string& path, const CpuBackendOptions& options = {}) {
     LoadedModel m;
-    m.backend = MakeCpuBackend(options);
+    m.backend = MakeTestBackend(options);
     m.ctx.backend = m.backend.get();
     auto loaded = LoadGgufModel(m.ctx, path);
     STILLHOUSE_CHECK(loaded.ok()) << loaded.status().ToString();

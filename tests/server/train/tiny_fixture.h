@@ -1,4 +1,4 @@
-// The tiny model on the CPU, and conversations about nothing.
+// The tiny model on the backend under test, and conversations about nothing.
 #ifndef STILLHOUSE_TESTS_SERVER_TRAIN_TINY_FIXTURE_H_
 #define STILLHOUSE_TESTS_SERVER_TRAIN_TINY_FIXTURE_H_
 
@@ -8,10 +8,10 @@
 #include <random>
 #include <vector>
 
-#include "kernels/cpu/cpu_backend.h"
 #include "server/load/llama_gguf.h"
 #include "server/model/forward.h"
 #include "server/train/conversation.h"
+#include "tests/support/test_backend.h"
 #include "tests/support/tiny_model.h"
 
 namespace stillhouse {
@@ -21,7 +21,7 @@ class TinyModelTest : public ::testing::Test {
   TinyModelTest() {
     CpuBackendOptions options;
     options.threads = 2;
-    backend_ = MakeCpuBackend(options);
+    backend_ = stillhouse::testing::MakeTestBackend(options);
     ctx_.backend = backend_.get();
     absl::StatusOr<GgufModel> model = LoadGgufModel(ctx_, stillhouse::testing::WriteTinyModel());
     STILLHOUSE_CHECK(model.ok()) << model.status().ToString();

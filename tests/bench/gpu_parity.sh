@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# The CUDA backend against the fp64 references, on a machine with an NVIDIA GPU: every op's tests (odd shapes, forward and
+# gradient, poisoned outputs), the same under compute-sanitizer for small shapes, and the default model's golden runs.
+#
+#   tests/bench/gpu_parity.sh BUILD_DIR OUT_DIR [COMMIT]
+#
+# Needs BUILD_DIR/bin/{kernels_test,golden_test} of the cuda preset and $STILLHOUSE_MODEL. Writes OUT_DIR/parity.json and
+# logs; fails if anything failed. SANITIZE=0 leaves compute-sanitizer out.
+set -uo pipefail
+bin=$1/bin
+out=$2
+commit=${3:-$(git -C "$(dirname "$0")" rev-parse HEAD 2>/dev/null || echo unknown)}
+mkdir -p "$out"
+export STILLHOUSE_TEST_DEVICE=cuda STILLHOUSE_TEST_SEED=${STILLHOUSE_TEST_SEED:-1}
+
+timeout 240 "$bin/kernels_test" --gtest_output=json:"$out/kernels.json" >"$out/kernels.log" 2>&1
+echo "kernels_test: $?"
+if [ -x "$bin/golden_test" ]; then
+  timeout 240 "$bin/golden_test" --gtest_output=json:"$out/golden.json" >"$out/golden.log" 2>&1
+  echo "golden_test: $?"
+fi
+
+# Death tests start the program anew, and large products say nothing new about memory: small shapes of each family.
+small='-*DeathTest*:CpuBackend*:ThreadPool*:Gemm*:*Fingerprint*:RopeFrequencies*:SoftmaxState*:UniformDraw*:HalfToFloat*:FloatTo*'
+small+=':Linear.MatchesReferenceForEveryStorageType:Linear.InputGradientOfEveryStorageType:MatMul.*:Sample.Frequencies*'
+small+=':Sample.MatchesNaive*:CudaUploads.*:CudaMemory.*'
+if [ "${SANITIZE:-1}" = 1 ] && command -v compute-sanitizer >/dev/null; then
+  for tool in memcheck racecheck; do
+    timeout "${SANITIZE_SECONDS:-150}" compute-sanitizer --tool "$tool" --error-exitcode 99 "$bin/kernels_test" \
+      --gtest_filter="${SANITIZE_FILTER:-$small}" >"$out/$tool.log" 2>&1
+    code=$?
+    echo "$code" >"$out/$tool.code"
+    echo "$tool: $code"
+  done
+fi
+
+python3 - "$out" "$commit" "$0 ${1} ${2}" <<'PYTHON'
+import datetime, json, os, re, subprocess, sys
+
+out, commit, command = sys.argv[1:4]
+gpu = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], capture_output=True,
+                     text=True).stdout.strip().splitlines()
+rows, failed = [], 0
+
+def row(name, ours, goal, unit, met):
+    global failed
+    failed += not met
+    rows.append({"name": name, "ours": ours, "peer": None, "peer_name": None, "floor": None, "unit": unit, "ratio": None,
+                 "goal": goal, "met": met})
+
+for program in ("kernels", "golden"):
+    path = os.path.join(out, program + ".json")
+    if not os.path.exists(path):
+        row(program, None, None, "did not finish", False)
+        continue
+    for suite in json.load(open(path))["testsuites"]:
+        run = [t for t in suite["testsuite"] if t.get("result") != "SKIPPED"]
+        bad = [t["name"] for t in run if t.get("failures")]
+        if run:
+            row(f"{program}: {suite['name']}" + (f" (failed: {', '.join(bad)})" if bad else ""), len(run) - len(bad), len(run),
+                "tests passed", not bad)
+        for test in run:
+            for key, value in test.items():
+                if key.startswith("relative_error_"):
+                    row(f"golden: logits of prompt {key[15:]}", float(value), 1e-4, "relative error", float(value) <= 1e-4)
+for tool in ("memcheck", "racecheck"):
+    path = os.path.join(out, tool + ".log")
+    if not os.path.exists(path):
+        continue
+    text = open(path, errors="replace").read()
+    summary = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", text)
+    passed = re.findall(r"\[  PASSED  \] (\d+) tests", text)
+    clean = bool(summary) and summary[-1].startswith("0 ") and open(os.path.join(out, tool + ".code")).read().strip() == "0"
+    row(f"compute-sanitizer {tool} on the kernel tests, small shapes ({passed[-1] if passed else 'not all'} tests): "
+        f"{summary[-1] if summary else 'no summary'}", 0 if clean else 1, 0, "errors", clean)
+json.dump({"commit": commit, "date": datetime.date.today().isoformat(), "machine": gpu[0] if gpu else "no GPU",
+           "command": command, "rows": rows}, open(os.path.join(out, "parity.json"), "w"), indent=1)
+print(f"{len(rows)} rows, {failed} not met")
+for r in rows:
+    if not r["met"]:
+        print("NOT MET:", r["name"], r["ours"], "of", r["goal"])
+sys.exit(1 if failed else 0)
+PYTHON
