@@ -3,7 +3,7 @@
 #
 #   tests/bench/gpu_serve.sh BUILD_DIR OUT_DIR [SERVER_FLAG...]      ($STILLHOUSE_MODEL names the model)
 #
-# Leaves serve.log (what was built, asked and answered), the server's log and its metrics in OUT_DIR.
+# METRICS_ADDRESS= goes without metrics. Leaves serve.log (what was built, asked and answered), the server's log and its metrics in OUT_DIR.
 set -uo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 bin=$1/bin out=$2
@@ -13,7 +13,7 @@ document=${DOCUMENT:-$root/LICENSE}
 questions=${QUESTIONS:-$root/deploy/questions/apache-2.0.txt}
 work=$(mktemp -d "${TMPDIR:-/tmp}/stillhouse-gpu.XXXXXX")
 "$bin/stillhouse-server" --device cuda --model "$STILLHOUSE_MODEL" --store "$work/store" --address 127.0.0.1:0 \
-  --metrics-address 127.0.0.1:0 "$@" >"$out/server.log" 2>&1 &
+  --metrics-address "${METRICS_ADDRESS-127.0.0.1:0}" "$@" >"$out/server.log" 2>&1 &
 server=$!
 trap 'kill $server 2>/dev/null; wait $server 2>/dev/null; rm -rf "$work"' EXIT
 for _ in $(seq 300); do
@@ -44,10 +44,11 @@ step() {
   step --json cache show document/cartridge
   step ask --cache document/cartridge --max-tokens 48 "Who may use a trademark of the licensor?"
   step --json ask --cache document/cartridge --max-tokens 64 "What must a redistribution carry?"
-  curl -s "$metrics" >"$out/metrics.txt" || python3 -c "
-import sys, urllib.request
-sys.stdout.buffer.write(urllib.request.urlopen('$metrics').read())" >"$out/metrics.txt"
-  grep -E '^stillhouse_(device_memory|weights|kv_allocated|build_info)' "$out/metrics.txt"
+  if [ -n "$metrics" ]; then
+    python3 -c 'import sys, urllib.request; sys.stdout.buffer.write(urllib.request.urlopen(sys.argv[1]).read())' "$metrics" \
+      >"$out/metrics.txt"
+    grep -E '^stillhouse_(device_memory|weights|kv_allocated|build_info)' "$out/metrics.txt"
+  fi
   nvidia-smi --query-gpu=memory.used,memory.free --format=csv,noheader
   [ $failed = 0 ]
 } 2>&1 | tee "$out/serve.log"
