@@ -47,6 +47,7 @@ void GaugeSampler::SampleEngine() {
 void GaugeSampler::SampleDirectory() {
   const ResidentStats resident = directory_->stats();
   metrics_->Set(Metric::kResidentCaches, ToDouble(resident.memories));
+  metrics_->Set(Metric::kRequestsWaiting, ToDouble(resident.waiting), {"load"});
   for (const ResidentStats::ByMethod& method : resident.by_method) {
     metrics_->Set(Metric::kKvCanonicalBytes, ToDouble(method.canonical_bytes), {method.method});
   }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdlib>
+#include <utility>
 
 #include "kernels/base/logging.h"
 
@@ -42,31 +43,62 @@ std::shared_ptr<RawMemory> HostMemory() {
 }
 
 struct BufferPool::State {
+  struct SizeClassBlocks {
+    std::vector<void*> blocks;
+    uint64_t used = 0;  // when a block of this size was last lent or given back
+  };
+
   std::shared_ptr<RawMemory> memory;
   size_t limit = 0;
   std::mutex mutex;
-  std::map<size_t, std::vector<void*>> free;
+  std::map<size_t, SizeClassBlocks> free;
+  uint64_t clock = 0;
   size_t cached = 0;
   size_t lent = 0;
   size_t peak = 0;
 
   ~State() {
-    for (auto& [size, blocks] : free) {
-      for (void* block : blocks) memory->Free(block, size);
+    for (auto& [size, of_size] : free) {
+      for (void* block : of_size.blocks) memory->Free(block, size);
     }
   }
 
+  void* TakeLocked(size_t size) {
+    lent += size;
+    peak = std::max(peak, lent);
+    auto found = free.find(size);
+    if (found == free.end()) return nullptr;
+    found->second.used = ++clock;
+    if (found->second.blocks.empty()) return nullptr;
+    void* data = found->second.blocks.back();
+    found->second.blocks.pop_back();
+    cached -= size;
+    return data;
+  }
+
   void Return(void* data, size_t size) {
+    std::vector<std::pair<void*, size_t>> surplus;
     {
       std::lock_guard<std::mutex> lock(mutex);
       lent -= size;
-      if (cached + size <= limit) {
-        free[size].push_back(data);
-        cached += size;
-        return;
+      SizeClassBlocks& own = free[size];
+      own.blocks.push_back(data);
+      own.used = ++clock;
+      cached += size;
+      // What was not asked for in the longest time goes first: work that changed its shapes does not fill the pool for
+      // the work that follows.
+      while (cached > limit) {
+        auto oldest = free.end();
+        for (auto it = free.begin(); it != free.end(); ++it) {
+          if (it->second.blocks.empty()) continue;
+          if (oldest == free.end() || it->second.used < oldest->second.used) oldest = it;
+        }
+        surplus.emplace_back(oldest->second.blocks.back(), oldest->first);
+        oldest->second.blocks.pop_back();
+        cached -= oldest->first;
       }
     }
-    memory->Free(data, size);
+    for (const auto& [block, bytes] : surplus) memory->Free(block, bytes);
   }
 };
 
@@ -80,14 +112,7 @@ std::shared_ptr<Buffer> BufferPool::Allocate(size_t bytes) {
   void* data = nullptr;
   {
     std::lock_guard<std::mutex> lock(state_->mutex);
-    auto found = state_->free.find(size);
-    if (found != state_->free.end() && !found->second.empty()) {
-      data = found->second.back();
-      found->second.pop_back();
-      state_->cached -= size;
-    }
-    state_->lent += size;
-    state_->peak = std::max(state_->peak, state_->lent);
+    data = state_->TakeLocked(size);
   }
   if (!data) data = state_->memory->Allocate(size);
   if (!data) {
@@ -100,14 +125,14 @@ std::shared_ptr<Buffer> BufferPool::Allocate(size_t bytes) {
 }
 
 void BufferPool::Trim() {
-  std::map<size_t, std::vector<void*>> free;
+  std::map<size_t, State::SizeClassBlocks> free;
   {
     std::lock_guard<std::mutex> lock(state_->mutex);
     free.swap(state_->free);
     state_->cached = 0;
   }
-  for (auto& [size, blocks] : free) {
-    for (void* block : blocks) state_->memory->Free(block, size);
+  for (auto& [size, of_size] : free) {
+    for (void* block : of_size.blocks) state_->memory->Free(block, size);
   }
 }
 

@@ -1,6 +1,7 @@
 #include "server/corpus/directory.h"
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -74,6 +75,7 @@ class Directory::Impl {
         }
         if (auto found = loads_.find(key); found != loads_.end()) {
           load = found->second;
+          const Waiting waiting(&waiting_);
           loaded_.wait(lock, [&] { return load->done; });
           if (load->stale) continue;
           if (!load->status.ok()) return load->status;
@@ -82,6 +84,7 @@ class Directory::Impl {
         load = std::make_shared<Load>();
         loads_.emplace(key, load);
       }
+      const Waiting waiting(&waiting_);
       const absl::Time begin = absl::Now();
       ArtifactRow row;
       absl::StatusOr<Resident> resident = LoadResident(key, &row);
@@ -147,6 +150,7 @@ class Directory::Impl {
   ResidentStats stats() const {
     std::lock_guard<std::mutex> lock(mutex_);
     ResidentStats stats;
+    stats.waiting = waiting_.load();
     std::map<std::string, ResidentStats::ByMethod> by_method;
     for (const auto& [key, resident] : residents_) {
       const int64_t canonical = resident.memory->canonical_bytes();
@@ -168,6 +172,18 @@ class Directory::Impl {
   const ArtifactFingerprints& fingerprints() const { return fingerprints_; }
 
  private:
+  // One caller that waits for a memory to be loaded, as long as it lives.
+  class Waiting {
+   public:
+    explicit Waiting(std::atomic<int64_t>* count) : count_(count) { count_->fetch_add(1); }
+    ~Waiting() { count_->fetch_sub(1); }
+    Waiting(const Waiting&) = delete;
+    Waiting& operator=(const Waiting&) = delete;
+
+   private:
+    std::atomic<int64_t>* count_;
+  };
+
   static PinnedMemory MakePin(const Key& key, const Resident& resident) {
     PinnedMemory pinned;
     std::tie(pinned.tenant, pinned.corpus_id, pinned.cache_id) = key;
@@ -288,6 +304,7 @@ class Directory::Impl {
 
   mutable std::mutex mutex_;
   std::condition_variable loaded_;
+  std::atomic<int64_t> waiting_{0};
   std::map<Key, Resident> residents_;
   std::map<Key, std::shared_ptr<Load>> loads_;
   std::map<Key, int64_t> promised_;  // of loads in progress

@@ -32,6 +32,7 @@ struct ResidentStats {
   int64_t memories = 0;
   int64_t canonical_bytes = 0;
   int64_t allocated_bytes = 0;
+  int64_t waiting = 0;  // callers whose memory is being loaded
   struct ByMethod {
     std::string method;
     int64_t memories = 0;

@@ -111,6 +111,12 @@ std::vector<MetricSpec> MakeTable() {
        "stillhouse_cache_route_total",
        "Queries by the memory that answered, and how it was found.",
        {{"method", Methods()}, {"outcome", {"hot", "cold", "none", "not_found", "failed"}}}},
+      {Metric::kAttentionMass,
+       kHistogram,
+       "stillhouse_attention_mass",
+       "Share of an answer's attention on memories and on its own tokens, sampled while it is generated.",
+       {{"segment", {"memory", "own"}}},
+       {0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1}},
 
       {Metric::kRequests,
        kCounter,

@@ -41,7 +41,8 @@ enum class Metric : uint8_t {
   kCompressionRatio,
   kDeviceMemoryBytes,  // {state}
   // Which memory answered.
-  kCacheRoute,  // {method, outcome}
+  kCacheRoute,     // {method, outcome}
+  kAttentionMass,  // {segment}
   // Traffic.
   kRequests,  // {finish_reason}
   kTokens,    // {kind}

@@ -359,6 +359,10 @@ grpc::Status QueryCall::Close(const absl::Status& status) {
       metrics.Observe(Metric::kRequestDecode, Seconds(usage_.decode_time));
     }
     metrics.Observe(Metric::kE2eRequest, Seconds(absl::Now() - arrived_));
+    if (usage_.stored_mass > 0.0) {
+      metrics.Observe(Metric::kAttentionMass, usage_.stored_mass, {"memory"});
+      metrics.Observe(Metric::kAttentionMass, 1.0 - usage_.stored_mass, {"own"});
+    }
     const double prompt = static_cast<double>(usage_.prompt_tokens), cached = static_cast<double>(slots_),
                  completion = static_cast<double>(usage_.completion_tokens);
     metrics.Increment(Metric::kTokens, {"prompt"}, prompt);

@@ -276,3 +276,4 @@ class CachesInUse(ServerCase):
             t.join()
         self.assertEqual(answers, [alone] * 8)
         self.assertGreater(self.server.metric("stillhouse_cache_route_total", method="FULL", outcome="hot"), 0)
+        self.assertGreater(self.server.metric("stillhouse_attention_mass_count", segment="memory"), 0)
