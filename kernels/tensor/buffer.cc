@@ -56,6 +56,7 @@ struct BufferPool::State {
   size_t cached = 0;
   size_t lent = 0;
   size_t peak = 0;
+  size_t needed = 0;  // most lent at a time since the last Trim
 
   ~State() {
     for (auto& [size, of_size] : free) {
@@ -66,6 +67,7 @@ struct BufferPool::State {
   void* TakeLocked(size_t size) {
     lent += size;
     peak = std::max(peak, lent);
+    needed = std::max(needed, lent);
     auto found = free.find(size);
     if (found == free.end()) return nullptr;
     found->second.used = ++clock;
@@ -87,7 +89,7 @@ struct BufferPool::State {
       cached += size;
       // What was not asked for in the longest time goes first: work that changed its shapes does not fill the pool for
       // the work that follows.
-      while (cached > limit) {
+      while (cached > limit && cached + lent > needed) {
         auto oldest = free.end();
         for (auto it = free.begin(); it != free.end(); ++it) {
           if (it->second.blocks.empty()) continue;
@@ -130,6 +132,7 @@ void BufferPool::Trim() {
     std::lock_guard<std::mutex> lock(state_->mutex);
     free.swap(state_->free);
     state_->cached = 0;
+    state_->needed = state_->lent;
   }
   for (auto& [size, of_size] : free) {
     for (void* block : of_size.blocks) state_->memory->Free(block, size);

@@ -52,8 +52,8 @@ std::shared_ptr<RawMemory> HostMemory();
 // Buffers may outlive the pool. Any thread. Contents of a new buffer are undefined.
 class BufferPool {
  public:
-  // `limit_bytes` bounds what the pool keeps for reuse (not what is lent); sizes that nobody asked for longest go
-  // first.
+  // `limit_bytes` bounds what the pool keeps for reuse beyond what was lent at one time since the last Trim: a step
+  // that is repeated finds its blocks. Sizes that nobody asked for longest go first.
   explicit BufferPool(std::shared_ptr<RawMemory> memory, size_t limit_bytes = size_t{2} << 30);
 
   // A buffer of at least `bytes`. Running out of memory ends the process with a clear log: budgets (cache admission,

@@ -127,6 +127,18 @@ class CacheBuilder::Impl {
     return row;
   }
 
+  // What training needed at one time is kept by the pool for the next step; after the last one it goes back.
+  void ReleaseMemory() {
+    trainer_.reset();
+    result_ = StartMemory();
+    runtime_
+        .Run([](const Context& ctx) {
+          ctx.pool().Trim();
+          return absl::OkStatus();
+        })
+        .IgnoreError();
+  }
+
  private:
   // ---- Progress.
 
@@ -564,6 +576,10 @@ CacheBuilder::~CacheBuilder() = default;
 void CacheBuilder::Resume(std::string_view checkpoint, const BuildProgress& progress) {
   impl_->Resume(checkpoint, progress);
 }
-absl::StatusOr<ArtifactRow> CacheBuilder::Run() { return impl_->Run(); }
+absl::StatusOr<ArtifactRow> CacheBuilder::Run() {
+  absl::StatusOr<ArtifactRow> row = impl_->Run();
+  impl_->ReleaseMemory();
+  return row;
+}
 
 }  // namespace stillhouse

@@ -3,7 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <map>
+#include <memory>
+#include <vector>
 
 namespace stillhouse {
 namespace {
@@ -44,13 +45,27 @@ TEST(BufferPool, LendsAFreedBlockAgain) {
 TEST(BufferPool, KeepsAtMostItsLimit) {
   auto memory = std::make_shared<CountedMemory>();
   BufferPool pool(memory, 2 * kLarge);
-  {
+  for (size_t size = kLarge; size < 2 * kLarge; size += kLarge / 4) pool.Allocate(size);
+  EXPECT_EQ(memory->allocations, 4);
+  EXPECT_LE(pool.cached_bytes(), 2 * kLarge);
+  EXPECT_EQ(memory->held, pool.cached_bytes());
+}
+
+TEST(BufferPool, AStepLargerThanTheLimitFindsItsBlocksAgain) {
+  auto memory = std::make_shared<CountedMemory>();
+  BufferPool pool(memory, 2 * kLarge);
+  const auto step = [&] {
     std::vector<std::shared_ptr<Buffer>> lent;
     for (int i = 0; i < 5; ++i) lent.push_back(pool.Allocate(kLarge));
-    EXPECT_EQ(memory->held, 5 * kLarge);
-  }
-  EXPECT_EQ(pool.cached_bytes(), 2 * kLarge);
-  EXPECT_EQ(memory->held, 2 * kLarge);
+  };
+  step();
+  step();
+  EXPECT_EQ(memory->allocations, 5);
+  EXPECT_EQ(memory->held, 5 * kLarge);
+  pool.Trim();
+  EXPECT_EQ(memory->held, 0u);
+  pool.Allocate(kLarge);
+  EXPECT_EQ(memory->held, kLarge);
 }
 
 TEST(BufferPool, BlocksOfAnEarlierShapeMakeRoom) {
