@@ -5,40 +5,13 @@ namespace stillhouse::cuda {
 const KernelTable& Kernels() {
   static const KernelTable table = [] {
     KernelTable t;
-    t.Embedding = Embedding;
-    t.EmbeddingGrad = EmbeddingGrad;
-    t.RmsNorm = RmsNorm;
-    t.RmsNormGrad = RmsNormGrad;
-    t.Linear = Linear;
-    t.LinearGrad = LinearGrad;
-    t.MatMul = MatMul;
-    t.PrepareWeight = PrepareWeight;
-    t.Rope = Rope;
-    t.RopeGrad = RopeGrad;
-    t.Attention = Attention;
-    t.AttentionGrad = AttentionGrad;
-    t.SwiGlu = SwiGlu;
-    t.SwiGluGrad = SwiGluGrad;
-    t.Add = Add;
-    t.AddGrad = AddGrad;
-    t.CopyRows = CopyRows;
-    t.GatherRows = GatherRows;
-    t.GatherRowsGrad = GatherRowsGrad;
-    t.Softmax = Softmax;
-    t.SoftmaxGrad = SoftmaxGrad;
-    t.LogSoftmax = LogSoftmax;
-    t.LogSoftmaxGrad = LogSoftmaxGrad;
-    t.CrossEntropy = CrossEntropy;
-    t.CrossEntropyGrad = CrossEntropyGrad;
-    t.LinearCrossEntropy = LinearCrossEntropy;
-    t.LinearDistill = LinearDistill;
-    t.TopLogprobs = TopLogprobs;
-    t.Dequantize = Dequantize;
-    t.AdamW = AdamW;
-    t.SumSquares = SumSquares;
-    t.Sample = Sample;
-    t.Scan = Scan;
-    t.DecomposeK = DecomposeK;
+#define STILLHOUSE_OP(Name) t.Name = Name;
+#define STILLHOUSE_OP_GRAD(Name) \
+  t.Name = Name;                 \
+  t.Name##Grad = Name##Grad;
+#include "kernels/ops/op_list.inc"
+#undef STILLHOUSE_OP
+#undef STILLHOUSE_OP_GRAD
     return t;
   }();
   return table;

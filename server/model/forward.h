@@ -41,7 +41,7 @@ struct ForwardOptions {
 };
 
 struct ForwardResult {
-  Tensor hidden;       // f32 [outputs, hidden]: after the final norm, ready for the output projection
+  Tensor hidden;                   // f32 [outputs, hidden]: after the final norm, ready for the output projection
   std::vector<float> stored_mass;  // [R], or empty
 };
 

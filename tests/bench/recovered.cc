@@ -24,6 +24,7 @@
 #include "absl/time/clock.h"
 #include "kernels/base/sha256.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/cuda/cuda_backend.h"
 #include "nlohmann/json.hpp"
 #include "server/corpus/build_queue.h"
 #include "server/corpus/evaluator.h"
@@ -162,6 +163,7 @@ int Main(int argc, char** argv) {
   std::vector<std::string> articles, documents, question_files, methods = {"CARTRIDGE"}, profiles = {"quick"};
   std::vector<double> ratios = {10.0};
   int threads = 0;
+  std::string device = "cpu";
   size_t max_questions = 0;
   uint64_t seed = 0;
   int64_t batch = EngineOptions().max_background_sequences;
@@ -175,6 +177,7 @@ int Main(int argc, char** argv) {
   app.add_option("--methods", methods, "CARTRIDGE, ATTENTION_MATCHING, FULL")->delimiter(',');
   app.add_option("--profiles", profiles, "quick, standard, thorough")->delimiter(',');
   app.add_option("--ratios", ratios, "document tokens per slot")->delimiter(',');
+  app.add_option("--device", device, "cpu or cuda")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
   app.add_option("--threads", threads, "0: one per core");
   app.add_option("--max-questions", max_questions, "of each document; 0: all");
   app.add_option("--seed", seed);
@@ -215,7 +218,9 @@ int Main(int argc, char** argv) {
 
   CpuBackendOptions cpu;
   cpu.threads = threads;
-  const std::unique_ptr<Backend> backend = MakeCpuBackend(cpu);
+  CudaBackendOptions cuda;
+  cuda.threads = threads;
+  const std::unique_ptr<Backend> backend = device == "cuda" ? Must(MakeCudaBackend(cuda), "cuda") : MakeCpuBackend(cpu);
   const Context ctx{backend.get()};
   const GgufModel model = Must(LoadGgufModel(ctx, model_path), model_path);
   if (!model.chat) Die(model.chat_status.ToString());

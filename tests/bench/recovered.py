@@ -35,6 +35,7 @@ def main():
     parser.add_argument("--build", action="append", required=True, help="METHOD:profile:ratio; repeat it")
     parser.add_argument("--max-questions", type=int, default=48)
     parser.add_argument("--threads", type=int, default=2, help="of one build")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--parallel", type=int, default=1, help="builds at a time; their seconds then say little")
     parser.add_argument("--machine", required=True)
     parser.add_argument("--out", required=True)
@@ -46,7 +47,7 @@ def main():
     result = {"commit": commit, "date": datetime.date.today().isoformat(), "machine": args.machine,
               "command": "tests/bench/recovered.py PROGRAM MODEL --squad SQUAD --articles " + args.articles + "".join(
                   f" --document {os.path.basename(d)}" for d in args.document) + "".join(f" --build {b}" for b in args.build)
-              + f" --max-questions {args.max_questions}",
+              + f" --max-questions {args.max_questions} --device {args.device}",
               "rows": [], "builds": []}
 
     def write():
@@ -79,7 +80,7 @@ def main():
         with tempfile.NamedTemporaryFile(suffix=".json") as out:
             done = subprocess.run([args.program, "--model", args.model, *subject, "--methods", method, "--profiles", profile,
                                    "--ratios", ratio, "--max-questions", str(args.max_questions), "--threads", str(args.threads),
-                                   "--output", out.name], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+                                   "--device", args.device, "--output", out.name], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
             if done.returncode != 0:
                 print(f"{' '.join(subject)}, {build}: failed: {done.stderr[-500:]}", file=sys.stderr, flush=True)
                 return False
