@@ -250,10 +250,12 @@ void AddEvalCommand(CLI::App& app, Session& session) {
   command->add_option("--document", flags->documents, "A text file; may be given several times")
       ->take_all()
       ->expected(1)
+      ->allow_extra_args(false)
       ->group(what);
   command->add_option("--questions", flags->questions, "Its questions, one per line (a tab, then a reference answer)")
       ->take_all()
       ->expected(1)
+      ->allow_extra_args(false)
       ->group(what);
   command->add_option("--max-questions", flags->max_questions, "Per document; 0 is all (at most 1000)")
       ->check(CLI::NonNegativeNumber)

@@ -9,7 +9,7 @@ void QueryFlags::DeclareMemories(CLI::App& command) {
   CLI::Option* cache = command.add_option("-c,--cache", caches_,
                                           "Memory to answer from: CORPUS/CACHE, or CORPUS for its newest; may be given "
                                           "several times, in order");
-  cache->take_all()->expected(1);
+  cache->take_all()->expected(1)->allow_extra_args(false);  // what follows its value is the question
   command.add_flag("--no-cache", no_cache_, "Ask the plain model")->excludes(cache);
 }
 
@@ -26,6 +26,7 @@ void QueryFlags::DeclareSampling(CLI::App& command) {
   command.add_option("--stop", stop_, "End the answer before this text; may be given several times")
       ->take_all()
       ->expected(1)
+      ->allow_extra_args(false)
       ->group(group);
   command.add_option("--seed", seed_, "Same seed and request: same text")->group(group);
   command.add_option("--logprobs", logprobs_, "Log-probabilities of this many likeliest tokens (with --json --events)")

@@ -124,6 +124,21 @@ TEST(Program, LocalMistakesAreUsageErrors) {
   }
 }
 
+TEST(Program, AnOptionTakesOneValueAndLeavesTheQuestion) {
+  for (const auto& arguments : std::vector<std::vector<std::string>>{{"ask", "--no-cache", "--stop", "x", "why?"},
+                                                                     {"ask", "--no-cache", "why?", "--stop", "x"}}) {
+    EXPECT_EQ(ExitCode(Perform(arguments)), 3) << ::testing::PrintToString(arguments);
+  }
+  // With a memory the tenant is asked for first, and that is where nobody answers.
+  for (const auto& arguments :
+       std::vector<std::vector<std::string>>{{"ask", "--cache", "handbook", "why?"},
+                                             {"ask", "-c", "handbook/quick", "why?", "and how?", "--max-tokens", "4"},
+                                             {"ask", "--cache", "a", "--cache", "b", "why?"},
+                                             {"ask", "why?", "--cache", "a", "--cache", "b"}}) {
+    EXPECT_EQ(ExitCode(Perform(arguments)), 3) << ::testing::PrintToString(arguments);
+  }
+}
+
 TEST(Program, ASilentAddressIsReportedAsSuch) {
   const absl::Status status = Perform({"corpus", "list"});
   EXPECT_EQ(ExitCode(status), 3) << status;
