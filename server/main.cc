@@ -26,6 +26,18 @@ Examples:
 Stop it with SIGTERM or Ctrl-C: answers in flight end (at most --drain seconds), builds go on at the next start.
 Every flag can be given in a file: --config server.toml.)";
 
+// A word of a table as its value; --help lists the words alone.
+template <typename Enum>
+CLI::Validator OneOf(const std::map<std::string, Enum>& table) {
+  std::string words;
+  for (const auto& [word, value] : table) {
+    words += words.empty() ? "{" : ",";
+    words += word;
+  }
+  words += "}";
+  return CLI::CheckedTransformer(table, CLI::ignore_case).description(words);
+}
+
 void AddFlags(CLI::App* app, stillhouse::ServerConfig* c, double* drain_seconds, std::string* log_level) {
   const CLI::AsSizeValue bytes(/*kb_is_1000=*/false);
   const auto group = [app](const char* name) { return app->add_option_group(name); };
@@ -71,14 +83,14 @@ void AddFlags(CLI::App* app, stillhouse::ServerConfig* c, double* drain_seconds,
   const std::map<std::string, stillhouse::Device> devices = {
       {"auto", stillhouse::Device::kAuto}, {"cpu", stillhouse::Device::kCpu}, {"cuda", stillhouse::Device::kCuda}};
   machine->add_option("--device", c->device, "auto (a GPU where there is one), cpu or cuda")
-      ->transform(CLI::CheckedTransformer(devices, CLI::ignore_case))
+      ->transform(OneOf(devices))
       ->default_str("auto");
   const std::map<std::string, stillhouse::GpuWeights> weights = {{"f32", stillhouse::GpuWeights::kF32},
                                                                  {"bf16", stillhouse::GpuWeights::kBf16}};
   machine
       ->add_option("--gpu-weights", c->gpu_weights,
                    "What a GPU decodes the model's matrices to: f32 (answers as on the CPU) or bf16 (faster, rounded)")
-      ->transform(CLI::CheckedTransformer(weights, CLI::ignore_case))
+      ->transform(OneOf(weights))
       ->default_str("f32");
   machine->add_option("--threads", c->threads, "Processor threads; 0 is one for each core")
       ->capture_default_str()
