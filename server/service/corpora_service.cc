@@ -23,7 +23,7 @@
 namespace stillhouse {
 namespace {
 
-// Documents above this are not tokenised just to be counted.
+// Documents above this are not tokenised just to be counted, nor more than this in one call.
 constexpr uint64_t kMaxCountedBytes = 4 << 20;
 constexpr size_t kMaxRememberedCounts = 4096;
 
@@ -31,12 +31,20 @@ constexpr size_t kMaxRememberedCounts = 4096;
 class TokenCounts {
  public:
   int64_t Count(const ServiceContext& service, const CorpusRow& row) {
-    if (row.size > kMaxCountedBytes || service.tokenizer == nullptr) return 0;
+    uint64_t bytes = kMaxCountedBytes;
+    return Count(service, row, &bytes);
+  }
+
+  // Tokenises only what fits in `bytes`, which it lessens; 0 for a document that was never counted and does not.
+  int64_t Count(const ServiceContext& service, const CorpusRow& row, uint64_t* bytes) {
+    if (service.tokenizer == nullptr) return 0;
     {
       absl::MutexLock lock(&mutex_);
       const auto it = counts_.find(row.sha256);
       if (it != counts_.end()) return it->second;
     }
+    if (row.size > *bytes) return 0;
+    *bytes -= row.size;
     const absl::StatusOr<std::string> text = service.store->ReadCorpus(row.tenant, row.corpus_id);
     if (!text.ok()) return 0;
     const int64_t count = static_cast<int64_t>(service.tokenizer->Encode(*text).size());
@@ -203,17 +211,23 @@ class CorporaService final : public v1::Corpora::CallbackService {
 
   grpc::ServerUnaryReactor* ListCorpora(grpc::CallbackServerContext* context, const v1::ListCorporaRequest* request,
                                         v1::ListCorporaResponse* response) override {
-    return RunTenantUnary(
-        service_, context, "ListCorpora", request, response,
-        [service = service_](const Caller& caller, const auto& in, v1::ListCorporaResponse* out) -> absl::Status {
-          STILLHOUSE_ASSIGN_OR_RETURN(const std::string tenant, ResolveParent(caller, in.parent()));
-          STILLHOUSE_ASSIGN_OR_RETURN(const int page_size, CheckPageSize(in.page_size()));
-          STILLHOUSE_ASSIGN_OR_RETURN(const Page<CorpusRow> page,
-                                      service->store->ListCorpora(tenant, {page_size, in.page_token()}));
-          for (const CorpusRow& row : page.rows) *out->add_corpora() = ToProto(row);
-          out->set_next_page_token(page.next_page_token);
-          return absl::OkStatus();
-        });
+    return RunTenantUnary(service_, context, "ListCorpora", request, response,
+                          [service = service_, counts = &counts_](const Caller& caller, const auto& in,
+                                                                  v1::ListCorporaResponse* out) -> absl::Status {
+                            STILLHOUSE_ASSIGN_OR_RETURN(const std::string tenant, ResolveParent(caller, in.parent()));
+                            STILLHOUSE_ASSIGN_OR_RETURN(const int page_size, CheckPageSize(in.page_size()));
+                            STILLHOUSE_ASSIGN_OR_RETURN(
+                                const Page<CorpusRow> page,
+                                service->store->ListCorpora(tenant, {page_size, in.page_token()}));
+                            uint64_t bytes = kMaxCountedBytes;
+                            for (const CorpusRow& row : page.rows) {
+                              v1::Corpus* corpus = out->add_corpora();
+                              *corpus = ToProto(row);
+                              corpus->set_token_count(counts->Count(*service, row, &bytes));
+                            }
+                            out->set_next_page_token(page.next_page_token);
+                            return absl::OkStatus();
+                          });
   }
 
   grpc::ServerUnaryReactor* DeleteCorpus(grpc::CallbackServerContext* context, const v1::DeleteCorpusRequest* request,

@@ -400,6 +400,11 @@ TEST_F(CallsTest, AnUploadAppearsWholeAndIsIdempotent) {
   EXPECT_EQ(corpus.name(), "tenants/default/corpora/book");
   EXPECT_EQ(corpus.sha256(), hash);
   EXPECT_EQ(corpus.token_count(), static_cast<int64_t>(Ids(text).size()));
+  grpc::ClientContext listing;
+  v1::ListCorporaResponse list;
+  ASSERT_TRUE(corpora_->ListCorpora(&listing, {}, &list).ok());
+  ASSERT_EQ(list.corpora_size(), 1);
+  EXPECT_EQ(list.corpora(0).token_count(), corpus.token_count());
   status = Upload("book", text, hash, {}, &corpus);  // an equal header is the same corpus
   EXPECT_TRUE(status.ok()) << status.error_message();
   const std::string other = "another document";
