@@ -108,7 +108,13 @@ TEST(MetricsTest, ServesOverHttpAndRunsSamplers) {
   EXPECT_THAT(HttpGet(*port, "/etc/passwd"), HasSubstr("404"));
 
   Metrics second;
-  EXPECT_EQ(second.Serve("127.0.0.1:" + std::to_string(*port)).status().code(), absl::StatusCode::kUnavailable);
+  const absl::Status taken = second.Serve("127.0.0.1:" + std::to_string(*port)).status();
+  EXPECT_EQ(taken.code(), absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(taken.message()), HasSubstr("bind: Address already in use"));
+  // An address for documentation, which no machine has.
+  const absl::Status elsewhere = second.Serve("192.0.2.1:0").status();
+  EXPECT_THAT(std::string(elsewhere.message()), HasSubstr("bind: Cannot assign requested address"));
+  EXPECT_THAT(std::string(second.Serve("no.such.host:0").status().message()), HasSubstr("must be an IP address"));
   metrics.StopServing();
   EXPECT_EQ(HttpGet(*port, "/metrics"), "");
 }
