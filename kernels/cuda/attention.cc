@@ -38,6 +38,7 @@ class Forward {
     STILLHOUSE_CHECK(bf16_ || StorageOf(args) == DType::kF32) << DTypeName(StorageOf(args));
     tensors_.q = args.q.raw();
     tensors_.q_bf16 = args.q.dtype() == DType::kBF16;
+    tensors_.q_vector = IsVector(args.q, {0, 1});
     tensors_.q_row = args.q.stride(0);
     tensors_.q_head = args.q.stride(1);
     tensors_.out = args.out.raw();
@@ -84,7 +85,7 @@ class Forward {
     options.wide_queries = kAttentionWide;
     const bool vector = std::all_of(segments.begin(), segments.end(),
                                     [](const AttentionRun& run) { return run.slots == 0 || run.vector; });
-    if (bf16_ && tensors_.width == kAttentionTallWidth && tensors_.scale > 0.0f && vector &&
+    if (bf16_ && tensors_.width == kAttentionTallWidth && tensors_.scale > 0.0f && tensors_.q_vector && vector &&
         (own.slots == 0 || own.vector)) {
       options.tall_queries = kAttentionTall;
       options.tall_blocks = device_.multiprocessors();

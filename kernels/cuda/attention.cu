@@ -71,10 +71,15 @@ __global__ void __launch_bounds__(Layout<kWidth, kWide>::kThreads)
       const int64_t row = RowOf(items.rows, item.rows, query / item.head_count);
       const int64_t head = kv * group + item.head_begin + query % item.head_count;
       const float* from = static_cast<const float*>(t.q) + row * t.q_row + head * t.q_head;
-      if (c < t.width) value.x = from[c] * t.scale;
-      if (c + 1 < t.width) value.y = from[c + 1] * t.scale;
-      if (c + 2 < t.width) value.z = from[c + 2] * t.scale;
-      if (c + 3 < t.width) value.w = from[c + 3] * t.scale;
+      if (t.q_vector) {
+        if (c < t.width) value = Float4At(from + c);
+      } else {
+        if (c < t.width) value.x = from[c];
+        if (c + 1 < t.width) value.y = from[c + 1];
+        if (c + 2 < t.width) value.z = from[c + 2];
+        if (c + 3 < t.width) value.w = from[c + 3];
+      }
+      value = make_float4(value.x * t.scale, value.y * t.scale, value.z * t.scale, value.w * t.scale);
     }
     *reinterpret_cast<float4*>(q + query * L::kStride + c) = value;
   }
@@ -261,7 +266,7 @@ __device__ __forceinline__ float OwnAt(const void* base, bool bf16, int64_t at) 
   return bf16 ? ToFloat(static_cast<const __nv_bfloat16*>(base)[at]) : static_cast<const float*>(base)[at];
 }
 
-// kParts warps merge one (row, head): each its share of the partial rows, then the first the warps' and the own rows.
+// kParts warps merge one (row, head): the first its own rows, each its share of the partial rows.
 template <int kParts, int kInline>
 __global__ void __launch_bounds__(kMergeWarps* kWarp)
     AttentionMergeRows(const AttentionTensors t, const AttentionMerging where,
@@ -273,11 +278,43 @@ __global__ void __launch_bounds__(kMergeWarps* kWarp)
   const int head_blocks = (t.heads + kHeads - 1) / kHeads;
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
   const int part = warp % kParts, head = static_cast<int>(blockIdx.x % head_blocks) * kHeads + warp / kParts;
-  WaitForPreviousKernel();
+  // The rows themselves were there before the kernels that leave partial rows began.
+  if (where.most_partials == 0) WaitForPreviousKernel();
   if (head >= t.heads) return;  // a whole block, where its warps work together
   const AttentionMerge merge = merging.merges[blockIdx.x / head_blocks];
   SoftmaxState<float> memory, rest;  // one m, two ℓ
   float o[kLaneColumns] = {};
+  if (part == 0 && merge.own_begin <= merge.row) {
+    const int64_t kv = head / (t.heads / t.kv_heads);
+    float q[kLaneColumns];
+#pragma unroll
+    for (int c = 0; c < kLaneColumns; ++c) {
+      const int column = lane + c * kWarp;
+      q[c] = column < t.width ? OwnAt(t.q, t.q_bf16, merge.row * t.q_row + head * t.q_head + column) * t.scale : 0.0f;
+    }
+    for (int own = merge.own_begin; own <= merge.row; ++own) {
+      float dot = 0.0f;
+#pragma unroll
+      for (int c = 0; c < kLaneColumns; ++c) {
+        const int column = lane + c * kWarp;
+        if (column < t.width) {
+          dot = fmaf(q[c], OwnAt(merging.k, merging.own_bf16, own * merging.k_row + kv * merging.k_head + column), dot);
+        }
+      }
+      dot = WarpSum(dot);
+      const MergeWeights<float> w = MergeSoftmax(rest, {dot, 1.0f});
+      MergeSoftmax(memory, {dot, 0.0f});
+#pragma unroll
+      for (int c = 0; c < kLaneColumns; ++c) {
+        const int column = lane + c * kWarp;
+        if (column < t.width) {
+          const float value = OwnAt(merging.v, merging.own_bf16, own * merging.v_row + kv * merging.v_head + column);
+          o[c] = w.first * o[c] + w.second * value;
+        }
+      }
+    }
+  }
+  if (where.most_partials > 0) WaitForPreviousKernel();
   // 32 at a time: their states are read by one lane each, then their sums without waiting for one another.
   for (int begin = merge.partial_begin + part; begin < merge.partial_end; begin += kParts * kWarp) {
     const int mine = begin + lane * kParts;
@@ -326,36 +363,6 @@ __global__ void __launch_bounds__(kMergeWarps* kWarp)
 #pragma unroll
       for (int c = 0; c < kLaneColumns; ++c) {
         o[c] = w.first * o[c] + w.second * shared_o[warp + other][lane + c * kWarp];
-      }
-    }
-  }
-  if (merge.own_begin <= merge.row) {
-    const int64_t kv = head / (t.heads / t.kv_heads);
-    float q[kLaneColumns];
-#pragma unroll
-    for (int c = 0; c < kLaneColumns; ++c) {
-      const int column = lane + c * kWarp;
-      q[c] = column < t.width ? OwnAt(t.q, t.q_bf16, merge.row * t.q_row + head * t.q_head + column) * t.scale : 0.0f;
-    }
-    for (int own = merge.own_begin; own <= merge.row; ++own) {
-      float dot = 0.0f;
-#pragma unroll
-      for (int c = 0; c < kLaneColumns; ++c) {
-        const int column = lane + c * kWarp;
-        if (column < t.width) {
-          dot = fmaf(q[c], OwnAt(merging.k, merging.own_bf16, own * merging.k_row + kv * merging.k_head + column), dot);
-        }
-      }
-      dot = WarpSum(dot);
-      const MergeWeights<float> w = MergeSoftmax(rest, {dot, 1.0f});
-      MergeSoftmax(memory, {dot, 0.0f});
-#pragma unroll
-      for (int c = 0; c < kLaneColumns; ++c) {
-        const int column = lane + c * kWarp;
-        if (column < t.width) {
-          const float value = OwnAt(merging.v, merging.own_bf16, own * merging.v_row + kv * merging.v_head + column);
-          o[c] = w.first * o[c] + w.second * value;
-        }
       }
     }
   }

@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kThreads) AttentionBf16(const AttentionTensors
 #pragma unroll
   for (int s = 0; s < L::kStages - 1; ++s) LoadStage<kWidth>(shared + s * L::kStageBytes, loads.Next(), t.width);
 
-  // Queries, as the left operand.
+  // Queries, as the left operand. Loads without a branch between them are under way together.
   uint32_t q[kDepth][4];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -118,23 +118,37 @@ __global__ void __launch_bounds__(kThreads) AttentionBf16(const AttentionTensors
     const bool there = query < queries;
     const int64_t row = there ? RowOf(items.rows, item.rows, query / item.head_count) : 0;
     const int64_t head = kv * group + item.head_begin + query % item.head_count;
-    const int64_t at = row * t.q_row + head * t.q_head;
+    const int64_t at = there ? row * t.q_row + head * t.q_head : 0;
+    const int width = there ? t.width : 0;
+    if (t.q_vector && t.q_bf16) {
 #pragma unroll
-    for (int d = 0; d < kDepth; ++d) {
+      for (int i = 0; i < 2 * kDepth; ++i) {
+        const int column = 8 * i + two;
+        const uint32_t* const from = reinterpret_cast<const uint32_t*>(static_cast<const Bf16*>(t.q) + at + column);
+        q[i / 2][i % 2 * 2 + half] = column < width ? *from : 0u;
+      }
+    } else if (t.q_vector) {
+      float2 pairs[2 * kDepth];
 #pragma unroll
-      for (int part = 0; part < 2; ++part) {
-        const int column = 16 * d + 8 * part + two;
-        float a = 0.0f, b = 0.0f;
-        if (there) {
-          if (t.q_bf16) {
-            if (column < t.width) a = ToFloat(static_cast<const Bf16*>(t.q)[at + column]);
-            if (column + 1 < t.width) b = ToFloat(static_cast<const Bf16*>(t.q)[at + column + 1]);
-          } else {
-            if (column < t.width) a = static_cast<const float*>(t.q)[at + column];
-            if (column + 1 < t.width) b = static_cast<const float*>(t.q)[at + column + 1];
-          }
+      for (int i = 0; i < 2 * kDepth; ++i) {
+        const int column = 8 * i + two;
+        const float2* const from = reinterpret_cast<const float2*>(static_cast<const float*>(t.q) + at + column);
+        pairs[i] = column < width ? *from : make_float2(0.0f, 0.0f);
+      }
+#pragma unroll
+      for (int i = 0; i < 2 * kDepth; ++i) q[i / 2][i % 2 * 2 + half] = PackBf16(pairs[i].x, pairs[i].y);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 2 * kDepth; ++i) {
+        float pair[2] = {};
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int column = 8 * i + two + e;
+          if (column >= width) continue;
+          pair[e] = t.q_bf16 ? ToFloat(static_cast<const Bf16*>(t.q)[at + column])
+                             : static_cast<const float*>(t.q)[at + column];
         }
-        q[d][2 * part + half] = PackBf16(a, b);
+        q[i / 2][i % 2 * 2 + half] = PackBf16(pair[0], pair[1]);
       }
     }
   }

@@ -44,6 +44,7 @@ struct AttentionMerge {
 struct AttentionTensors {
   const void* q = nullptr;  // f32, or bf16 where q_bf16
   bool q_bf16 = false;
+  bool q_vector = false;  // rows of q may be read 16 bytes at a time
   int64_t q_row = 0, q_head = 0;
   void* out = nullptr;  // f32, or bf16 where out_bf16
   bool out_bf16 = false;

@@ -19,9 +19,9 @@ namespace {
 using Bf16 = __nv_bfloat16;
 
 constexpr int kWidth = kAttentionTallWidth;
-constexpr int kQueries = kAttentionTall;  // 64 to a warpgroup
-constexpr int kSlots = 128;               // of a step
-constexpr int kGroup = 128;               // threads of a warpgroup
+static_assert(kAttentionTall == 128);  // queries: 64 to a warpgroup
+constexpr int kSlots = 128;            // of a step
+constexpr int kGroup = 128;            // threads of a warpgroup
 constexpr int kStages = 2;
 constexpr int kBlockBytes = 128 * 128;                 // 128 rows of 64 columns
 constexpr int kTileBytes = kWidth / 64 * kBlockBytes;  // of 128 queries, keys or values
@@ -88,22 +88,23 @@ __device__ __forceinline__ void LoadQueries(const AttentionTensors& t, const Att
                                             int kv, int half, char* q) {
   constexpr int kChunks = kWidth / 8;
   const int queries = item.row_count * item.head_count;
+#pragma unroll
   for (int i = static_cast<int>(threadIdx.x) % kGroup; i < 64 * kChunks; i += kGroup) {
     const int query = 64 * half + i / kChunks, c = i % kChunks;
-    Vec16<Bf16> value;
-#pragma unroll
-    for (int e = 0; e < 8; ++e) value.at[e] = FromFloat<Bf16>(0.0f);
-    if (query < queries) {
-      const int64_t row = RowOf(rows, item.rows, query / item.head_count);
-      const int64_t head = kv * (t.heads / t.kv_heads) + item.head_begin + query % item.head_count;
-      const int64_t at = row * t.q_row + head * t.q_head + 8 * c;
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        value.at[e] =
-            t.q_bf16 ? static_cast<const Bf16*>(t.q)[at + e] : FromFloat<Bf16>(static_cast<const float*>(t.q)[at + e]);
-      }
+    const bool there = query < queries;
+    const int64_t row = there ? RowOf(rows, item.rows, query / item.head_count) : 0;
+    const int64_t head = kv * (t.heads / t.kv_heads) + item.head_begin + query % item.head_count;
+    const int64_t at = there ? row * t.q_row + head * t.q_head + 8 * c : 0;
+    uint4 value = make_uint4(0, 0, 0, 0);
+    if (t.q_bf16) {
+      const uint4* const from = reinterpret_cast<const uint4*>(static_cast<const Bf16*>(t.q) + at);
+      if (there) value = *from;
+    } else if (there) {
+      const float4* const from = reinterpret_cast<const float4*>(static_cast<const float*>(t.q) + at);
+      const float4 a = from[0], b = from[1];
+      value = make_uint4(PackBf16(a.x, a.y), PackBf16(a.z, a.w), PackBf16(b.x, b.y), PackBf16(b.z, b.w));
     }
-    StoreVec16(reinterpret_cast<Bf16*>(q + TileByte(query, c)), value);
+    *reinterpret_cast<uint4*>(q + TileByte(query, c)) = value;
   }
 }
 

@@ -102,7 +102,7 @@ __device__ __forceinline__ AttentionItems Resolve(const AttentionItems& items, c
 // For the launch: the tables as a kernel parameter.
 template <int kBytes>
 InlineTables<kBytes> TablesOf(const char* host) {
-  InlineTables<kBytes> tables;
+  InlineTables<kBytes> tables = {};
   if constexpr (kBytes > 0) std::memcpy(tables.bytes, host, kBytes);
   return tables;
 }
