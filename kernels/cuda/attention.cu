@@ -149,6 +149,7 @@ __global__ void __launch_bounds__(Layout<kWidth, kWide>::kThreads)
       s[lane] = pa;
       s[lane + kWarp] = pb;
       const float total = WarpSum(pa + pb);
+      __syncwarp();  // every lane has read max_of[i]
       if (lane == 0) {
         const float factor = SoftmaxWeight(old, m);
         max_of[i] = m;
