@@ -48,7 +48,8 @@ struct ArtifactHeader {
   uint32_t slots = 0;           // p: stored K/V rows per head
   uint64_t logical_length = 0;  // positions that the slots stand for; a sequence continues at this position
   PositionRule position_rule = PositionRule::kKeep;
-  bool has_bos = false;  // slot 0 is the BOS column
+  bool has_bos =
+      false;  // slot 0 is the column of the text's first token: BOS, or what a template without one begins with
   bool has_beta = false;
   bool has_positions = false;  // per-slot key positions are stored (else slot i sits at position i)
   uint32_t frozen_slots = 0;

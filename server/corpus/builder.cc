@@ -516,7 +516,8 @@ class CacheBuilder::Impl {
     header.fingerprints = services_.directory->fingerprints();
     header.method = BuildMethodName(spec_.method);
     header.position_rule = PositionRule::kKeep;
-    header.has_bos = !services_.chat->Opening().empty();
+    // Whatever the template begins with, every head uses the first column as one uses a BOS.
+    header.has_bos = !document_.header.empty();
     header.frozen_slots = spec_.method == BuildMethod::kCartridge && !whole_
                               ? static_cast<uint32_t>(std::min(spec_.training.frozen_slots, result_.memory->slots))
                               : 0;

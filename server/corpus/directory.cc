@@ -18,10 +18,27 @@ namespace {
 
 using Key = std::tuple<std::string, std::string, std::string>;  // tenant, corpus, cache
 
+// A memory and what is left of it behind another one: both live as long as either is held.
+struct Held {
+  std::shared_ptr<const Memory> whole;
+  Memory without_bos;  // no layers: the whole
+};
+
 struct Resident {
+  Resident() = default;
+  Resident(std::string method_in, const ArtifactHeader& header_in, std::shared_ptr<const Memory> memory_in)
+      : method(std::move(method_in)), header(header_in), bytes(memory_in->allocated_bytes()) {
+    auto held = std::make_shared<Held>();
+    if (header.has_bos && memory_in->slots > 1) held->without_bos = ViewSlots(*memory_in, 1, memory_in->slots);
+    held->whole = std::move(memory_in);
+    memory = std::shared_ptr<const Memory>(held, held->whole.get());
+    behind_another = held->without_bos.layers.empty() ? held->whole.get() : &held->without_bos;
+  }
+
   std::string method;
   ArtifactHeader header;
-  std::shared_ptr<const Memory> memory;
+  std::shared_ptr<const Memory> memory;  // owns a Held
+  const Memory* behind_another = nullptr;
   int64_t bytes = 0;  // allocated
   uint64_t last_use = 0;
 };
@@ -119,8 +136,7 @@ class Directory::Impl {
     Key key{tenant, corpus_id, cache_id};
     std::lock_guard<std::mutex> lock(mutex_);
     RemoveLocked(key);
-    Resident resident{row.method, header, std::move(memory)};
-    resident.bytes = resident.memory->allocated_bytes();
+    Resident resident(row.method, header, std::move(memory));
     resident.last_use = ++clock_;
     // Without room it stays in the store, and the first query loads it or is told why it cannot.
     if (MakeRoomLocked(resident.bytes)) residents_.emplace(std::move(key), std::move(resident));
@@ -190,6 +206,7 @@ class Directory::Impl {
     pinned.method = resident.method;
     pinned.header = resident.header;
     pinned.memory = resident.memory;
+    pinned.behind_another = std::shared_ptr<const Memory>(resident.memory, resident.behind_another);
     pinned.load_time = absl::ZeroDuration();
     return pinned;
   }
@@ -268,9 +285,7 @@ class Directory::Impl {
         }
         absl::StatusOr<std::shared_ptr<const Memory>> memory = LoadMemory(ctx_, weights_->config, *artifact);
         if (memory.ok()) {
-          Resident resident{row->method, header, *std::move(memory)};
-          resident.bytes = resident.memory->allocated_bytes();
-          return resident;
+          return Resident(row->method, header, *std::move(memory));
         }
         status = memory.status();
       } else {

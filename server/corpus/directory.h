@@ -24,6 +24,9 @@ struct PinnedMemory {
   std::string method;     // "CARTRIDGE", …
   ArtifactHeader header;  // fingerprints, slots, quality report
   std::shared_ptr<const Memory> memory;
+  // The same behind another memory in one query: without its BOS column, which a sequence sees once. `memory` itself
+  // where it has none.
+  std::shared_ptr<const Memory> behind_another;
   bool was_resident = false;  // false: this call loaded it
   absl::Duration load_time;   // zero if it was resident
 };

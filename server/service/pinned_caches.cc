@@ -50,18 +50,20 @@ absl::StatusOr<PinnedCaches> PinCaches(const ServiceContext& service, const Call
       service.metrics->Increment(Metric::kCacheRoute, {"none", "not_found"});
       return NotFound(written);
     }
+    // One BOS column is enough: each further one takes attention that belongs to the documents.
+    const std::shared_ptr<const Memory>& memory = out.memories.empty() ? pinned->memory : pinned->behind_another;
     const std::string full = CacheName{pinned->tenant, pinned->corpus_id, pinned->cache_id}.ToString();
     v1::CacheUse use;
     use.set_name(full);
     use.set_method(MethodFromName(pinned->method));
-    use.set_slots(static_cast<int32_t>(pinned->memory->slots));
-    use.set_logical_length(pinned->memory->next_position);
+    use.set_slots(static_cast<int32_t>(memory->slots));
+    use.set_logical_length(memory->next_position);
     use.set_was_resident(pinned->was_resident);
     out.uses.push_back(std::move(use));
     out.load_time += pinned->load_time;
-    out.slots += pinned->memory->slots;
+    out.slots += memory->slots;
     WarnOfQuality(full, pinned->header.quality_json, &out.warnings);
-    out.memories.push_back(pinned->memory);
+    out.memories.push_back(memory);
   }
   if (out.memories.size() > 1) {
     out.warnings.push_back(StrCat("the answer comes from ", out.memories.size(),

@@ -49,4 +49,18 @@ std::shared_ptr<Memory> SliceMemory(const Context& ctx, const Memory& memory, in
   return out;
 }
 
+Memory ViewSlots(const Memory& memory, int64_t begin, int64_t end) {
+  STILLHOUSE_CHECK(0 <= begin && begin <= end && end <= memory.slots) << begin << ".." << end;
+  Memory out;
+  out.slots = end - begin;
+  out.next_position = memory.next_position;
+  out.label = memory.label;
+  for (const LayerKv& layer : memory.layers) {
+    LayerKv view{layer.k.Slice(1, begin, end), layer.v.Slice(1, begin, end), Tensor()};
+    if (layer.beta) view.beta = layer.beta.Slice(1, begin, end);
+    out.layers.push_back(std::move(view));
+  }
+  return out;
+}
+
 }  // namespace stillhouse

@@ -36,6 +36,9 @@ struct Memory {
 std::shared_ptr<Memory> SliceMemory(const Context& ctx, const Memory& memory, int64_t begin, int64_t end,
                                     int64_t next_position = -1);
 
+// Slots [begin, end) of every layer over the same buffers, which it keeps. next_position is kept.
+Memory ViewSlots(const Memory& memory, int64_t begin, int64_t end);
+
 }  // namespace stillhouse
 
 #endif  // STILLHOUSE_SERVER_STATE_MEMORY_H_

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <thread>
 
+#include "server/model/forward.h"
 #include "tests/server/corpus/corpus_fixture.h"
 
 namespace stillhouse {
@@ -46,8 +47,9 @@ class DirectoryTest : public CorpusTest {
   }
 
   ArtifactRow Put(const std::string& cache_id, const Memory& memory, ArtifactFingerprints prints,
-                  const std::vector<std::vector<int32_t>>& positions = {}) {
+                  const std::vector<std::vector<int32_t>>& positions = {}, bool has_bos = false) {
     ArtifactHeader header;
+    header.has_bos = has_bos;
     header.fingerprints = prints;
     header.method = "CARTRIDGE";
     header.corpus_sha256 = std::string(64, 'a');
@@ -96,6 +98,52 @@ TEST_F(DirectoryTest, LoadsWhatWasStored) {
   EXPECT_EQ(observer.routes["hot"], 1);
   EXPECT_EQ(directory->stats().memories, 1);
   EXPECT_EQ(directory->stats().canonical_bytes, pin->memory->canonical_bytes());
+}
+
+TEST_F(DirectoryTest, BehindAnotherMemoryOneHasNoBosColumn) {
+  const Context& ctx = rig_->ctx;
+  const Weights& weights = *rig_->model.weights;
+  const std::shared_ptr<Memory> memory = MakeMemory(5, 0.5f);
+  for (LayerKv& kv : memory->layers) {
+    std::vector<float> values = ctx.ToFloats(kv.v);
+    for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i % 7) * 0.25f - 0.5f;
+    kv.v = ctx.Floats(values, kv.v.shape());
+  }
+  Put("plain", *memory, rig_->prints);
+  Put("bos", *memory, rig_->prints, {}, /*has_bos=*/true);
+  Put("only", *MakeMemory(1, 0.5f), rig_->prints, {}, /*has_bos=*/true);
+  const int64_t bytes = memory->allocated_bytes();
+  auto directory = MakeDirectory(3 * bytes);
+  for (const char* whole : {"plain", "only"}) {
+    const absl::StatusOr<PinnedMemory> pin = directory->Pin("acme", "book", whole);
+    ASSERT_TRUE(pin.ok()) << pin.status();
+    EXPECT_EQ(pin->behind_another, pin->memory);
+  }
+  std::shared_ptr<const Memory> behind;
+  {
+    const absl::StatusOr<PinnedMemory> pin = directory->Pin("acme", "book", "bos");
+    ASSERT_TRUE(pin.ok()) << pin.status();
+    EXPECT_EQ(pin->memory->slots, 5);
+    behind = pin->behind_another;
+    EXPECT_EQ(behind->layers[0].k.buffer(), pin->memory->layers[0].k.buffer());
+    EXPECT_EQ(directory->Pin("acme", "book", "bos")->behind_another, behind);  // so that queries share its rows
+  }
+  EXPECT_EQ(behind->slots, 4);
+  EXPECT_EQ(behind->next_position, 8);
+  // Held by this alone, it takes its room.
+  directory->Forget("acme", "book", "");
+  EXPECT_EQ(directory->stats().allocated_bytes, bytes);
+  // It answers as a copy without the column does, and not as the whole.
+  const auto logits = [&](std::shared_ptr<const Memory> second) {
+    SequenceState state({memory, std::move(second)});
+    Batch batch;
+    const std::vector<int32_t> tokens = {5, 9, 11};
+    batch.Add(&state, tokens, Batch::Outputs::kLast);
+    return ctx.ToFloats(Logits(ctx, weights, Forward(ctx, weights, batch).hidden));
+  };
+  const std::vector<float> got = logits(behind);
+  EXPECT_THAT(got, ::testing::Pointwise(::testing::FloatNear(1e-5f), logits(SliceMemory(ctx, *memory, 1, 5))));
+  EXPECT_NE(got, logits(memory));
 }
 
 TEST_F(DirectoryTest, HalfPrecisionIsRead) {
@@ -203,7 +251,7 @@ TEST_F(DirectoryTest, AHeldMemoryOutlivesItsName) {
   // It still takes its room, until it is let go.
   EXPECT_GE(directory->stats().allocated_bytes, bytes);
   EXPECT_EQ(directory->Pin("acme", "book", "a").status().code(), absl::StatusCode::kResourceExhausted);
-  held->memory.reset();
+  *held = PinnedMemory();
   EXPECT_TRUE(directory->Pin("acme", "book", "a").ok());
 }
 

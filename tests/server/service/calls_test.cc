@@ -390,6 +390,43 @@ TEST_F(CallsTest, AnotherTenantsCacheAndAMissingOneLookTheSame) {
   EXPECT_EQ(ask("stranger"), "tenants/stranger/corpora/c/caches/k does not exist");
 }
 
+TEST_F(CallsTest, OnlyTheFirstMemoryOfAQueryKeepsItsBosColumn) {
+  std::map<std::string, PinnedMemory> stored;
+  for (const char* corpus : {"a", "b"}) {
+    PinnedMemory& pin = stored[corpus];
+    pin.tenant = "default";
+    pin.corpus_id = corpus;
+    pin.cache_id = "k";
+    pin.method = "CARTRIDGE";
+    auto whole = std::make_shared<Memory>(), rest = std::make_shared<Memory>();
+    whole->slots = 5;
+    rest->slots = 4;
+    whole->next_position = rest->next_position = 9;
+    pin.memory = whole;
+    pin.behind_another = rest;
+  }
+  service_->doors.pin = [&](std::string_view, std::string_view corpus, std::string_view) {
+    return absl::StatusOr<PinnedMemory>(stored[std::string(corpus)]);
+  };
+  v1::QueryRequest request = Ask("x");
+  for (const char* corpus : {"b", "a"}) {
+    request.add_caches(std::string("tenants/default/corpora/") + corpus + "/caches/k");
+  }
+  grpc::ClientContext context;
+  auto reader = inference_->Query(&context, request);
+  FakeEngine::Job job = engine_.Next();
+  ASSERT_EQ(job.request.memories.size(), 2u);
+  EXPECT_EQ(job.request.memories[0], stored["b"].memory);
+  EXPECT_EQ(job.request.memories[1], stored["a"].behind_another);
+  job.sink->OnFinish(FinishReason::kStopId, {}, absl::OkStatus());
+  const auto [events, status] = ReadAll(reader.get());
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_EQ(events.front().accepted().caches(0).slots(), 5);
+  EXPECT_EQ(events.front().accepted().caches(1).slots(), 4);
+  EXPECT_EQ(events.back().finish().usage().cached_slots(), 9);
+  EXPECT_EQ(events.front().accepted().warnings_size(), 1);
+}
+
 TEST_F(CallsTest, AnUploadAppearsWholeAndIsIdempotent) {
   const std::string text = "a document of some length";
   const std::string hash = Sha256Hex(text);
