@@ -14,7 +14,8 @@ absl::StatusOr<std::string> Client::Tenant() {
   auto info = Info();
   if (!info.ok()) return info.status();
   if (info->tenant().empty()) {
-    return absl::FailedPreconditionError("The key speaks for no tenant; name one with --tenant.");
+    return absl::FailedPreconditionError(
+        "This key is no tenant's, as an admin key is: use one made with `stillhouse tenant key create TENANT`.");
   }
   absl::MutexLock lock(&impl_->mutex);
   return impl_->tenant = info->tenant();

@@ -116,11 +116,28 @@ std::string Describe(const absl::Status& status) {
 std::string Hint(const absl::Status& status, absl::string_view address) {
   const Origin origin = OriginOf(status);
   if (origin == Origin::kTransport) {
+    const absl::string_view message = status.message();
+    if (absl::StrContains(message, "certificate verify failed")) {
+      return "The server's certificate is of no authority that is trusted here: name its authority with --ca-file.";
+    }
+    if (absl::StrContains(message, "is not in peer certificate")) {
+      return "The server's certificate is for another name: say which with --server-name.";
+    }
+    if (absl::StrContains(message, "wrong version number")) {
+      return absl::StrCat("The server at ", address,
+                          " does not speak TLS: leave out --tls, --ca-file and --cert-file.");
+    }
+    if (absl::StrContains(message, "Socket closed")) {
+      return absl::StrCat("The connection to ", address,
+                          " ended: the server stopped, or it speaks TLS (--tls, --ca-file) or asks for a certificate "
+                          "(--cert-file) and got none.");
+    }
     return absl::StrCat("Is the server running at ", address,
                         "? Start it with `stillhouse-server`, or name another with --address or STILLHOUSE_ADDRESS "
                         "(and --tls where it speaks TLS).");
   }
   if (origin == Origin::kLocal) return "";
+  if (Reason(status) == "NO_CACHE") return "`stillhouse cache build CORPUS` builds one.";
   if (Reason(status) == "CORPUS_IN_USE") return "`stillhouse corpus delete --force` deletes its memories too.";
   switch (status.code()) {
     case absl::StatusCode::kUnauthenticated:

@@ -1,5 +1,6 @@
 // The `stillhouse` command line. See client/README.md.
 #include <cstdio>
+#include <cstdlib>
 
 #include "client/cli/interrupt.h"
 #include "client/cli/session.h"
@@ -7,6 +8,8 @@
 
 int main(int argc, char** argv) {
   using stillhouse::client::Session;
+  // What gRPC would log, the errors say; GRPC_VERBOSITY in the environment brings it back.
+  setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   stillhouse::client::InstallInterrupt();
   Session session;
   CLI::App app;

@@ -5,6 +5,7 @@
 #include <csignal>
 #include <iostream>
 #include <map>
+#include <set>
 #include <string>
 
 #include "absl/time/clock.h"
@@ -26,16 +27,16 @@ Examples:
 Stop it with SIGTERM or Ctrl-C: answers in flight end (at most --drain seconds), builds go on at the next start.
 Every flag can be given in a file: --config server.toml.)";
 
-// A word of a table as its value; --help lists the words alone.
+// A choice of words, each with its value.
 template <typename Enum>
-CLI::Validator OneOf(const std::map<std::string, Enum>& table) {
-  std::string words;
-  for (const auto& [word, value] : table) {
-    words += words.empty() ? "{" : ",";
-    words += word;
-  }
-  words += "}";
-  return CLI::CheckedTransformer(table, CLI::ignore_case).description(words);
+CLI::Option* AddChoice(CLI::App* app, const char* name, Enum* value, const std::map<std::string, Enum>& words,
+                       const char* help) {
+  std::set<std::string> names;
+  for (const auto& [word, of_word] : words) names.insert(word);
+  return app
+      ->add_option_function<std::string>(
+          name, [value, words](const std::string& word) { *value = words.at(word); }, help)
+      ->transform(CLI::IsMember(names, CLI::ignore_case));
 }
 
 void AddFlags(CLI::App* app, stillhouse::ServerConfig* c, double* drain_seconds, std::string* log_level) {
@@ -80,17 +81,15 @@ void AddFlags(CLI::App* app, stillhouse::ServerConfig* c, double* drain_seconds,
       ->default_str("16GiB");
 
   CLI::Option_group* machine = group("The machine");
-  const std::map<std::string, stillhouse::Device> devices = {
-      {"auto", stillhouse::Device::kAuto}, {"cpu", stillhouse::Device::kCpu}, {"cuda", stillhouse::Device::kCuda}};
-  machine->add_option("--device", c->device, "auto (a GPU where there is one), cpu or cuda")
-      ->transform(OneOf(devices))
+  AddChoice<stillhouse::Device>(
+      machine, "--device", &c->device,
+      {{"auto", stillhouse::Device::kAuto}, {"cpu", stillhouse::Device::kCpu}, {"cuda", stillhouse::Device::kCuda}},
+      "auto (a GPU where there is one), cpu or cuda")
       ->default_str("auto");
-  const std::map<std::string, stillhouse::GpuWeights> weights = {{"f32", stillhouse::GpuWeights::kF32},
-                                                                 {"bf16", stillhouse::GpuWeights::kBf16}};
-  machine
-      ->add_option("--gpu-weights", c->gpu_weights,
-                   "What a GPU decodes the model's matrices to: f32 (answers as on the CPU) or bf16 (faster, rounded)")
-      ->transform(OneOf(weights))
+  AddChoice<stillhouse::GpuWeights>(
+      machine, "--gpu-weights", &c->gpu_weights,
+      {{"f32", stillhouse::GpuWeights::kF32}, {"bf16", stillhouse::GpuWeights::kBf16}},
+      "What a GPU decodes the model's matrices to: f32 (answers as on the CPU) or bf16 (faster, rounded)")
       ->default_str("f32");
   machine->add_option("--threads", c->threads, "Processor threads; 0 is one for each core")
       ->capture_default_str()

@@ -174,6 +174,9 @@ absl::StatusOr<std::unique_ptr<RunningServer>> RunningServer::Start(const Server
   STILLHOUSE_ASSIGN_OR_RETURN(grpc.tls_certificate, ReadFile("--tls-cert", config.tls_cert));
   STILLHOUSE_ASSIGN_OR_RETURN(grpc.tls_key, ReadFile("--tls-key", config.tls_key));
   STILLHOUSE_ASSIGN_OR_RETURN(grpc.tls_client_ca, ReadFile("--tls-client-ca", config.tls_client_ca));
+  if (grpc.tls_certificate.empty() != grpc.tls_key.empty()) {
+    return absl::InvalidArgumentError("--tls-cert needs --tls-key, and --tls-key a certificate that is not empty");
+  }
   ListenPlan plan;
   plan.address = config.address;
   plan.keys = !admin_key.empty();

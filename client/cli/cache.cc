@@ -192,7 +192,7 @@ void AddCacheCommands(CLI::App& app, Session& session) {
         "  stillhouse cache build handbook --method full --id whole\n"
         "  stillhouse cache build handbook --eval-questions questions.txt --no-wait");
     command->add_option("corpus", flags->corpus, "The document's id or full name")->required();
-    command->add_option("--id", flags->id, "Id of the memory (default: made from the method)");
+    command->add_option("--id", flags->id, "Id of the memory (default: cache- and eight characters)");
     command->add_option("--title", flags->title, "One line that says what it is");
     command
         ->add_option("--method", flags->method,

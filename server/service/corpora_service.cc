@@ -172,12 +172,13 @@ class CorporaService final : public v1::Corpora::CallbackService {
                                       v1::Upload* response) override {
     return RunTenantUnary(
         service_, context, "GetUpload", request, response,
-        [service = service_](const Caller& caller, const auto& in, v1::Upload* out) -> absl::Status {
+        [service = service_, counts = &counts_](const Caller& caller, const auto& in, v1::Upload* out) -> absl::Status {
           STILLHOUSE_ASSIGN_OR_RETURN(const UploadSpec spec, ParseHeader(caller, *service->quota, in.header()));
           const absl::StatusOr<UploadState> state = service->store->GetUpload(spec.tenant, spec.upload_id);
           if (absl::IsNotFound(state.status())) return NoUpload();
           STILLHOUSE_RETURN_IF_ERROR(state.status());
           *out = ToProto(spec, *state);
+          if (state->corpus) out->mutable_corpus()->set_token_count(counts->Count(*service, *state->corpus));
           return absl::OkStatus();
         });
   }

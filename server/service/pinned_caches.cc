@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_format.h"
+#include "cache_store/store.h"
 #include "kernels/base/status.h"
 #include "kernels/base/strings.h"
 #include "server/metrics/metrics.h"
@@ -48,6 +49,10 @@ absl::StatusOr<PinnedCaches> PinCaches(const ServiceContext& service, const Call
     if (!pinned.ok()) {
       if (!absl::IsNotFound(pinned.status())) return pinned.status();
       service.metrics->Increment(Metric::kCacheRoute, {"none", "not_found"});
+      if (name.cache.empty() && service.store->GetCorpus(name.tenant, name.corpus).ok()) {
+        return WithReason(absl::NotFoundError(StrCat(written, " has no cache yet; build one with BuildCache")),
+                          "NO_CACHE");
+      }
       return NotFound(written);
     }
     // One BOS column is enough: each further one takes attention that belongs to the documents.

@@ -105,6 +105,15 @@ TEST(Describe, LocalErrorsAreTheirSentence) {
   EXPECT_EQ(Hint(status, "x"), "");
 }
 
+TEST(Hint, TellsWhatIsWrongWithTls) {
+  const auto hint = [](const char* message) { return Hint(FromRpc(14, message, "", false), "h:1"); };
+  EXPECT_THAT(hint("Ssl handshake failed: SSL routines::certificate verify failed"), HasSubstr("--ca-file"));
+  EXPECT_THAT(hint("Peer name h is not in peer certificate"), HasSubstr("--server-name"));
+  EXPECT_THAT(hint("SSL routines::wrong version number"), HasSubstr("does not speak TLS"));
+  EXPECT_THAT(hint("last error: UNAVAILABLE: ipv4:1.2.3.4:1: Socket closed"), HasSubstr("--cert-file"));
+  EXPECT_THAT(hint("Connection refused"), HasSubstr("stillhouse-server"));
+}
+
 TEST(Hint, SaysWhereTheKeyGoes) {
   EXPECT_THAT(Hint(FromRpc(16, "No key.", Details("NO_KEY"), true), ""), HasSubstr("STILLHOUSE_KEY"));
 }

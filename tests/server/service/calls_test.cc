@@ -449,6 +449,22 @@ TEST_F(CallsTest, AnUploadAppearsWholeAndIsIdempotent) {
   EXPECT_EQ(status.error_code(), grpc::StatusCode::ALREADY_EXISTS);
 }
 
+TEST_F(CallsTest, ADocumentWithoutACacheSaysSo) {
+  const std::string text = "a document";
+  v1::Corpus corpus;
+  ASSERT_TRUE(Upload("book", text, Sha256Hex(text), {{0, text}}, &corpus).ok());
+  for (const auto& [name, reason] : {std::pair<const char*, const char*>{"book", "NO_CACHE"},
+                                     {"cook", "NOT_FOUND"},
+                                     {"book/caches/k", "NOT_FOUND"}}) {
+    v1::QueryRequest request = Ask("x");
+    request.add_caches(std::string("tenants/default/corpora/") + name);
+    grpc::ClientContext context;
+    const grpc::Status status = ReadAll(inference_->Query(&context, request).get()).second;
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::NOT_FOUND);
+    EXPECT_EQ(Info(status).reason(), reason) << status.error_message();
+  }
+}
+
 TEST_F(CallsTest, GapsAreRefusedAndTheUploadGoesOn) {
   const std::string text = "0123456789abcdef";
   const std::string hash = Sha256Hex(text);
