@@ -13,8 +13,7 @@
 namespace stillhouse {
 
 // The safetensors container, as hostile input: u64 little-endian header length, a JSON object, data. Knows names,
-// element types, shapes and byte ranges; no tensors. Used for artifacts here and for Hugging Face weights by
-// server/load.
+// element types, shapes and byte ranges; no tensors.
 
 inline constexpr uint64_t kMaxSafetensorsHeader = 100'000'000;  // bytes of JSON
 inline constexpr size_t kMaxSafetensorsDims = 16;
