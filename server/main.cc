@@ -138,7 +138,8 @@ int main(int argc, char** argv) {
   CLI::App app("Serves a language model with lasting memories of documents, over gRPC.", "stillhouse-server");
   app.footer(kExamples);
   app.set_version_flag("--version", std::string("stillhouse-server ") + STILLHOUSE_VERSION);
-  app.set_config("--config");
+  app.set_config("--config", "", "File of flags, one a line: address = \"0.0.0.0:7070\"");
+  app.allow_config_extras(CLI::config_extras_mode::error);  // a mistyped flag must not be a missing one
   stillhouse::ServerConfig config;
   double drain_seconds = 30;
   std::string log_level = "info";
