@@ -39,6 +39,11 @@ void TotalsFirst(Backend& backend, const ScanShape& shape) {
   LaunchTotalsFirstScan(shape, scratch.raw(), StreamOf(backend));
 }
 
+void Pipeline(Backend& backend, const ScanShape& shape) {
+  const Tensor scratch = Scratch(backend, PipelineScanScratch(shape));
+  LaunchPipelineScan(shape, scratch.raw(), StreamOf(backend));
+}
+
 void Hierarchical(Backend& backend, const ScanShape& shape, BlockNetwork network, bool coarsened) {
   const Tensor scratch = Scratch(backend, HierarchicalScanScratch(shape, coarsened));
   LaunchHierarchicalScan(shape, network, coarsened, scratch.raw(), StreamOf(backend));
@@ -52,11 +57,7 @@ void Scan(Backend& backend, const ScanArgs& args) {
     case ScanAlgorithm::kAuto:
       if (FitsWarpPerRow(shape)) return LaunchWarpPerRowScan(shape, StreamOf(backend));
       if (shape.rows * shape.n <= kTotalsFirst) return TotalsFirst(backend, shape);
-      // The window is a little faster; sums of integers do not depend on what it meets.
-      return SinglePass(backend, shape,
-                        args.options.deterministic && shape.element == ScanElement::kFloat
-                            ? TilePrefix::kTree
-                            : TilePrefix::kLookBackWindow);
+      return Pipeline(backend, shape);
     case ScanAlgorithm::kTotalsFirst:
       return TotalsFirst(backend, shape);
     case ScanAlgorithm::kKoggeStone:
@@ -81,6 +82,8 @@ void Scan(Backend& backend, const ScanArgs& args) {
       return SinglePass(backend, shape, TilePrefix::kLookBackWindow);
     case ScanAlgorithm::kTree:
       return SinglePass(backend, shape, TilePrefix::kTree);
+    case ScanAlgorithm::kPipeline:
+      return Pipeline(backend, shape);
   }
 }
 

@@ -4,9 +4,10 @@
 
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/device/async_copy.cuh"
-#include "kernels/cuda/device/dtype.cuh"
 #include "kernels/cuda/device/grid.cuh"
 #include "kernels/cuda/device/scan_item.cuh"
+#include "kernels/cuda/device/scan_stretch.cuh"
+#include "kernels/cuda/device/scan_word.cuh"
 #include "kernels/cuda/scan_launch.h"
 
 namespace stillhouse::cuda {
@@ -18,260 +19,11 @@ constexpr int kThreads = kWarps * kWarp;
 constexpr int kRowsPerBlock = 8;  // of short rows
 constexpr int64_t kGroup = 32;    // tiles of a group, groups of a larger one
 
-// Elements of a lane, a warp and a tile.
+// Elements of a warp and a tile.
 template <typename T>
-constexpr int kPer = 16 / static_cast<int>(sizeof(T));
-template <typename T>
-constexpr int64_t kWarpItems = int64_t{kWarp} * kVectors* kPer<T>;
+constexpr int64_t kWarpItems = Stretch<T, false, kVectors>::kItems;
 template <typename T>
 constexpr int64_t kTileItems = kWarps* kWarpItems<T>;
-
-template <typename T>
-struct Shape {
-  const T* in;
-  const uint8_t* heads;
-  T* out;
-  int64_t in_stride, n;
-  bool exclusive, aligned;
-};
-
-// --- a warp's stretch
-// ---------------------------------------------------------------------------------------------------
-//
-// kWarpItems consecutive elements as kVectors rounds of 32 vectors: lane l has vector l of every round.
-
-template <typename T, bool kSegmented>
-struct Stretch {
-  using Item = ScanItem<T, kSegmented>;
-
-  T x[kVectors][kPer<T>];  // sums within a vector, from the last head in it on
-  uint32_t heads = 0;      // a bit an element
-  Item before[kVectors];   // the sum of the stretch before each vector
-  Item total;              // of the whole stretch
-
-  // Starts to bring the stretch at `begin` of a row into this thread's places of a slot; past the row's end: zeros.
-  static __device__ __forceinline__ void Ask(const Shape<T>& shape, int64_t row, int64_t begin, uint4* slot) {
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    const T* in = shape.in + row * shape.in_stride;
-    const bool whole = shape.aligned && begin + kWarpItems<T> <= shape.n;
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) {
-      const int64_t i = begin + (j * kWarp + lane) * kPer<T>;
-      if (whole) {
-        CopyAsync16(slot + j * kThreads, in + i);
-      } else {
-        Vec16<T> v;
-#pragma unroll
-        for (int e = 0; e < kPer<T>; ++e) v.at[e] = i + e < shape.n ? in[i + e] : T{};
-        StoreVec16(reinterpret_cast<T*>(slot + j * kThreads), v);
-      }
-    }
-  }
-
-  // What Ask has brought.
-  __device__ __forceinline__ void Take(const Shape<T>& shape, int64_t row, int64_t begin, const uint4* slot) {
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) {
-      const Vec16<T> v = LoadVec16(reinterpret_cast<const T*>(slot + j * kThreads));
-#pragma unroll
-      for (int e = 0; e < kPer<T>; ++e) x[j][e] = v.at[e];
-    }
-    heads = 0;
-    if constexpr (kSegmented) {
-      const int lane = static_cast<int>(threadIdx.x) % kWarp;
-      const uint8_t* marks = shape.heads + row * shape.n;
-#pragma unroll
-      for (int j = 0; j < kVectors; ++j) {
-        const int64_t i = begin + (j * kWarp + lane) * kPer<T>;
-        if (shape.aligned && i + kPer<T> <= shape.n) {
-          using Marks = std::conditional_t<kPer<T> == 4, uint32_t, uint16_t>;
-          const Marks m = *reinterpret_cast<const Marks*>(marks + i);
-#pragma unroll
-          for (int e = 0; e < kPer<T>; ++e) heads |= (m >> (8 * e) & 0xff ? 1u : 0u) << (j * kPer<T> + e);
-        } else {
-#pragma unroll
-          for (int e = 0; e < kPer<T>; ++e) {
-            if (i + e < shape.n) heads |= (marks[i + e] ? 1u : 0u) << (j * kPer<T> + e);
-          }
-        }
-      }
-    }
-  }
-
-  // The sum of the stretch before Scan; in segmented scans this is Scan's.
-  __device__ __forceinline__ Item Total() {
-    if constexpr (kSegmented) {
-      Scan();
-      return total;
-    } else {
-      T sum{};
-#pragma unroll
-      for (int j = 0; j < kVectors; ++j) {
-#pragma unroll
-        for (int e = 0; e < kPer<T>; ++e) sum += x[j][e];
-      }
-      return Item::Of(WarpSum(sum), 0);
-    }
-  }
-
-  __device__ __forceinline__ uint32_t HeadsOf(int j) const { return heads >> (j * kPer<T>); }
-
-  // Elements at `begin` and on of a row; those past its end are 0.
-  __device__ __forceinline__ void Load(const Shape<T>& shape, int64_t row, int64_t begin) {
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    const T* in = shape.in + row * shape.in_stride;
-    const uint8_t* marks = kSegmented ? shape.heads + row * shape.n : nullptr;
-    heads = 0;
-    if (shape.aligned && begin + kWarpItems<T> <= shape.n) {
-      Vec16<T> v[kVectors];
-#pragma unroll
-      for (int j = 0; j < kVectors; ++j) v[j] = LoadVec16(in + begin + (j * kWarp + lane) * kPer<T>);
-      if constexpr (kSegmented) {
-        using Marks = std::conditional_t<kPer<T> == 4, uint32_t, uint16_t>;
-        Marks m[kVectors];
-#pragma unroll
-        for (int j = 0; j < kVectors; ++j) {
-          m[j] = *reinterpret_cast<const Marks*>(marks + begin + (j * kWarp + lane) * kPer<T>);
-        }
-#pragma unroll
-        for (int j = 0; j < kVectors; ++j) {
-#pragma unroll
-          for (int e = 0; e < kPer<T>; ++e) heads |= (m[j] >> (8 * e) & 0xff ? 1u : 0u) << (j * kPer<T> + e);
-        }
-      }
-#pragma unroll
-      for (int j = 0; j < kVectors; ++j) {
-#pragma unroll
-        for (int e = 0; e < kPer<T>; ++e) x[j][e] = v[j].at[e];
-      }
-    } else {
-#pragma unroll
-      for (int j = 0; j < kVectors; ++j) {
-#pragma unroll
-        for (int e = 0; e < kPer<T>; ++e) {
-          const int64_t i = begin + (j * kWarp + lane) * kPer<T> + e;
-          x[j][e] = i < shape.n ? in[i] : T{};
-          if (kSegmented && i < shape.n) heads |= (marks[i] ? 1u : 0u) << (j * kPer<T> + e);
-        }
-      }
-    }
-  }
-
-  __device__ __forceinline__ void Scan() {
-    Item end[kVectors];
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) {
-#pragma unroll
-      for (int e = 1; e < kPer<T>; ++e) {
-        if (!kSegmented || !(HeadsOf(j) >> e & 1)) x[j][e] = x[j][e - 1] + x[j][e];
-      }
-      end[j] = Item::Of(x[j][kPer<T> - 1], HeadsOf(j) & ((1u << kPer<T>)-1));
-    }
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) end[j] = WarpScan(end[j]);
-    total = Item();
-    const bool first = threadIdx.x % kWarp == 0;
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) {
-      const Item below = ShuffleUp(end[j], 1);
-      before[j] = first ? total : total.Then(below);
-      total = total.Then(ShuffleFrom(end[j], kWarp - 1));
-    }
-  }
-
-  // The scan of the row, given the sum of all of it before this stretch.
-  __device__ __forceinline__ void Store(const Shape<T>& shape, int64_t row, int64_t begin, const Item& prefix) const {
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
-    T* out = shape.out + row * shape.n;
-    const bool whole = shape.aligned && begin + kWarpItems<T> <= shape.n;
-#pragma unroll
-    for (int j = 0; j < kVectors; ++j) {
-      const T base = prefix.Then(before[j]).v;
-      Vec16<T> v;
-      uint32_t seen = 0;  // a head among the elements so far
-      T last = base;      // the inclusive sum of the element before
-#pragma unroll
-      for (int e = 0; e < kPer<T>; ++e) {
-        const uint32_t head = kSegmented ? HeadsOf(j) >> e & 1 : 0;
-        seen |= head;
-        const T sum = seen ? x[j][e] : base + x[j][e];
-        v.at[e] = !shape.exclusive ? sum : head ? T{} : last;
-        last = sum;
-      }
-      const int64_t i = begin + (j * kWarp + lane) * kPer<T>;
-      if (whole) {
-        StoreVec16(out + i, v);
-      } else {
-#pragma unroll
-        for (int e = 0; e < kPer<T>; ++e) {
-          if (i + e < shape.n) out[i + e] = v.at[e];
-        }
-      }
-    }
-  }
-};
-
-// --- what tiles publish
-// ---------------------------------------------------------------------------------------------------
-//
-// A value and its state in one word that is written and read at once: nothing else hangs on it, so relaxed accesses at
-// the scope of the device are all the order that is needed.
-
-enum : uint32_t { kNothing = 0, kTotal = 1, kPrefix = 2, kState = 3, kFlag = 4 };
-
-template <int kBytes>
-struct Word;
-
-template <>
-struct alignas(8) Word<4> {
-  uint32_t value, state;
-  static __device__ __forceinline__ Word Load(const Word* from) {
-    uint64_t bits;
-    asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(bits) : "l"(from) : "memory");
-    return {static_cast<uint32_t>(bits), static_cast<uint32_t>(bits >> 32)};
-  }
-  __device__ __forceinline__ void Store(Word* to) const {
-    const uint64_t bits = static_cast<uint64_t>(state) << 32 | value;
-    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(bits) : "memory");
-  }
-};
-
-template <>
-struct alignas(16) Word<8> {
-  uint64_t value, state;
-  static __device__ __forceinline__ Word Load(const Word* from) {
-    Word w;
-    asm volatile("{\n\t.reg .b128 q;\n\tld.relaxed.gpu.global.b128 q, [%2];\n\tmov.b128 {%0, %1}, q;\n\t}"
-                 : "=l"(w.value), "=l"(w.state)
-                 : "l"(from)
-                 : "memory");
-    return w;
-  }
-  __device__ __forceinline__ void Store(Word* to) const {
-    asm volatile("{\n\t.reg .b128 q;\n\tmov.b128 q, {%1, %2};\n\tst.relaxed.gpu.global.b128 [%0], q;\n\t}" ::"l"(to),
-                 "l"(value), "l"(state)
-                 : "memory");
-  }
-};
-
-template <typename T>
-__device__ __forceinline__ T FromBits(uint64_t bits) {
-  if constexpr (sizeof(T) == 8) {
-    return static_cast<T>(bits);
-  } else if constexpr (std::is_same_v<T, float>) {
-    return __uint_as_float(static_cast<uint32_t>(bits));
-  } else {
-    return static_cast<T>(bits);
-  }
-}
-template <typename T>
-__device__ __forceinline__ auto ToBits(T value) {
-  if constexpr (std::is_same_v<T, float>) {
-    return __float_as_uint(value);
-  } else {
-    return value;
-  }
-}
 
 // The words of one row: one for each tile, each group of tiles and each group of groups.
 template <typename T, bool kSegmented>
@@ -282,14 +34,6 @@ struct Board {
   W* tiles;
   W* groups;
   W* larger;
-
-  static __device__ __forceinline__ void Publish(W* to, const Item& item, uint32_t state) {
-    W{ToBits(item.v), state | (item.flag() ? kFlag : 0u)}.Store(to);
-  }
-  static __device__ __forceinline__ Item ItemOf(const W& word) {
-    return Item::Of(FromBits<T>(word.value), word.state & kFlag ? 1 : 0);
-  }
-  static __device__ __forceinline__ uint32_t StateOf(const W& word) { return word.state & kState; }
 
   static __device__ __forceinline__ W Await(const W* from, uint32_t least) {
     W word = W::Load(from);
@@ -322,7 +66,7 @@ struct Board {
 
   __device__ __forceinline__ Item Domino(int64_t t, const Item& total) const {
     Item prefix;
-    if (t > 0) prefix = ItemOf(Await(tiles + t - 1, kPrefix));
+    if (t > 0) prefix = ItemOf<Item>(Await(tiles + t - 1, kPrefix));
     if (threadIdx.x == 0) Publish(tiles + t, prefix.Then(total), kPrefix);
     return prefix;
   }
@@ -335,7 +79,7 @@ struct Board {
       W word = Await(tiles + p, kTotal);
       word.value = __shfl_sync(kFullWarp, word.value, 0);
       word.state = __shfl_sync(kFullWarp, word.state, 0);
-      prefix = ItemOf(word).Then(prefix);
+      prefix = ItemOf<Item>(word).Then(prefix);
       if (StateOf(word) == kPrefix) break;
     }
     if (threadIdx.x == 0) Publish(tiles + t, prefix.Then(total), kPrefix);
@@ -353,7 +97,7 @@ struct Board {
       uint32_t state = kPrefix;
       if (p >= 0) {
         const W word = Await(tiles + p, kTotal);
-        item = ItemOf(word);
+        item = ItemOf<Item>(word);
         state = StateOf(word);
       }
       __syncwarp();
@@ -381,17 +125,17 @@ struct Board {
       if (!has_tile) {
         const W word = W::Load(tiles + g * kGroup + lane);
         has_tile = StateOf(word) != kNothing;
-        tile = ItemOf(word);
+        tile = ItemOf<Item>(word);
       }
       if (!has_group) {
         const W word = W::Load(groups + k * kGroup + lane);
         has_group = StateOf(word) != kNothing;
-        group = ItemOf(word);
+        group = ItemOf<Item>(word);
       }
       if (!has_larger) {
         const W word = W::Load(larger_before(k));
         has_larger = StateOf(word) != kNothing;
-        larger = ItemOf(word);
+        larger = ItemOf<Item>(word);
       }
       if (!published && __all_sync(kFullWarp, has_tile)) {
         published = true;
@@ -418,33 +162,13 @@ struct Words {
   int64_t rows = 0, tiles = 0, groups = 0, larger = 0;  // the last three a row
 };
 
-// The totals of a tile's warps, one after the other.
-template <typename Item>
-__device__ __forceinline__ Item FoldTotals(const Item (&totals)[kWarps]) {
-  Item total = totals[0];
-#pragma unroll
-  for (int w = 1; w < kWarps; ++w) total = total.Then(totals[w]);
-  return total;
-}
-
-// What comes before a warp's stretch, given what comes before its tile.
-template <typename Item>
-__device__ __forceinline__ Item BeforeWarp(Item prefix, const Item (&totals)[kWarps]) {
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-#pragma unroll
-  for (int w = 0; w < kWarps - 1; ++w) {
-    if (w < warp) prefix = prefix.Then(totals[w]);
-  }
-  return prefix;
-}
-
 // Blocks that run together (a cooperative launch) take every gridDim-th tile. Tiles lie in shared memory from the time
 // they are asked for until they are written: while one waits for its prefix, the total of the next one is out already,
 // and the one after that is on its way.
 constexpr int kSlots = 3;
 
 template <typename T, bool kSegmented>
-__global__ void __launch_bounds__(kThreads, 2) SinglePassKernel(Shape<T> shape, Words places, TilePrefix how) {
+__global__ void __launch_bounds__(kThreads, 2) SinglePassKernel(ScanView<T> shape, Words places, TilePrefix how) {
   using Item = ScanItem<T, kSegmented>;
   using W = Word<sizeof(T)>;
   extern __shared__ uint4 slots[];  // [kSlots][kVectors][kThreads]; a thread reads what it wrote
@@ -460,14 +184,14 @@ __global__ void __launch_bounds__(kThreads, 2) SinglePassKernel(Shape<T> shape, 
                                 words + places.rows * (places.tiles + places.groups) + row * places.larger};
   };
   const auto ask = [&](uint32_t tile, int turn) {
-    if (tile < all) Stretch<T, kSegmented>::Ask(shape, tile / tiles, begin_of(tile), slot_of(turn));
+    if (tile < all) Stretch<T, kSegmented>::template Ask<kThreads>(shape, tile / tiles, begin_of(tile), slot_of(turn));
     CopyAsyncCommit();
   };
   // Puts the tile's total out; its last barrier is the caller's next one.
   const auto announce = [&](uint32_t tile, int turn) {
     if (tile >= all) return;
     Stretch<T, kSegmented> stretch;
-    stretch.Take(shape, tile / tiles, begin_of(tile), slot_of(turn));
+    stretch.template Take<kThreads>(shape, tile / tiles, begin_of(tile), slot_of(turn));
     const Item total = stretch.Total();
     if (threadIdx.x % kWarp == 0) totals[turn % 2][warp] = total;
     __syncthreads();
@@ -490,17 +214,17 @@ __global__ void __launch_bounds__(kThreads, 2) SinglePassKernel(Shape<T> shape, 
       if (threadIdx.x == 0) tile_prefix = prefix;
     }
     Stretch<T, kSegmented> stretch;
-    stretch.Take(shape, row, begin_of(tile), slot_of(turn));
+    stretch.template Take<kThreads>(shape, row, begin_of(tile), slot_of(turn));
     stretch.Scan();
     __syncthreads();
-    stretch.Store(shape, row, begin_of(tile), BeforeWarp(tile_prefix, totals[turn % 2]));
+    stretch.Store(shape, row, begin_of(tile), BeforeStretch(tile_prefix, totals[turn % 2], warp));
     __syncthreads();  // all have read what the next turn overwrites
   }
 }
 
 // A tile a row: nothing to wait for.
 template <typename T, bool kSegmented>
-__global__ void __launch_bounds__(kThreads, 3) TilePerRowKernel(Shape<T> shape) {
+__global__ void __launch_bounds__(kThreads, 3) TilePerRowKernel(ScanView<T> shape) {
   using Item = ScanItem<T, kSegmented>;
   __shared__ Item totals[kWarps];
   const int64_t begin = threadIdx.x / kWarp * kWarpItems<T>;
@@ -509,14 +233,14 @@ __global__ void __launch_bounds__(kThreads, 3) TilePerRowKernel(Shape<T> shape) 
   stretch.Scan();
   if (threadIdx.x % kWarp == 0) totals[threadIdx.x / kWarp] = stretch.total;
   __syncthreads();
-  stretch.Store(shape, blockIdx.x, begin, BeforeWarp(Item(), totals));
+  stretch.Store(shape, blockIdx.x, begin, BeforeStretch(Item(), totals, static_cast<int>(threadIdx.x) / kWarp));
 }
 
 // Totals first, then the scan, for inputs that the L2 cache holds between the two. The second kernel starts while the
 // first one runs: it reads its tile at once (whatever wrote the input had ended when the first kernel let it come), and
 // waits only for the totals.
 template <typename T, bool kSegmented>
-__global__ void __launch_bounds__(kThreads, 3) TotalsKernel(Shape<T> shape, uint32_t tiles, void* words) {
+__global__ void __launch_bounds__(kThreads, 3) TotalsKernel(ScanView<T> shape, uint32_t tiles, void* words) {
   using Item = ScanItem<T, kSegmented>;
   __shared__ Item totals[kWarps];
   WaitForPreviousKernel();
@@ -528,12 +252,12 @@ __global__ void __launch_bounds__(kThreads, 3) TotalsKernel(Shape<T> shape, uint
   if (threadIdx.x % kWarp == 0) totals[warp] = total;
   __syncthreads();
   if (threadIdx.x == 0) {
-    Board<T, kSegmented>::Publish(static_cast<Word<sizeof(T)>*>(words) + blockIdx.x, FoldTotals(totals), kTotal);
+    Publish(static_cast<Word<sizeof(T)>*>(words) + blockIdx.x, FoldTotals(totals), kTotal);
   }
 }
 
 template <typename T, bool kSegmented>
-__global__ void __launch_bounds__(kThreads, 3) AfterTotalsKernel(Shape<T> shape, uint32_t tiles, const void* words) {
+__global__ void __launch_bounds__(kThreads, 3) AfterTotalsKernel(ScanView<T> shape, uint32_t tiles, const void* words) {
   using Item = ScanItem<T, kSegmented>;
   using W = Word<sizeof(T)>;
   __shared__ Item totals[kWarps];
@@ -552,17 +276,17 @@ __global__ void __launch_bounds__(kThreads, 3) AfterTotalsKernel(Shape<T> shape,
     Item prefix;
 #pragma unroll 4
     for (uint32_t p = from; p < to; ++p) {
-      prefix = prefix.Then(Board<T, kSegmented>::ItemOf(W::Load(static_cast<const W*>(words) + row * tiles + p)));
+      prefix = prefix.Then(ItemOf<Item>(W::Load(static_cast<const W*>(words) + row * tiles + p)));
     }
     prefix = WarpChain(prefix);
     if (lane == 0) tile_prefix = prefix;
   }
   __syncthreads();
-  stretch.Store(shape, row, begin, BeforeWarp(tile_prefix, totals));
+  stretch.Store(shape, row, begin, BeforeStretch(tile_prefix, totals, warp));
 }
 
 template <typename T, bool kSegmented>
-__global__ void __launch_bounds__(kRowsPerBlock* kWarp) WarpPerRowKernel(Shape<T> shape, int64_t rows) {
+__global__ void __launch_bounds__(kRowsPerBlock* kWarp) WarpPerRowKernel(ScanView<T> shape, int64_t rows) {
   using Item = ScanItem<T, kSegmented>;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x / kWarp;
   if (row >= rows) return;
@@ -576,34 +300,6 @@ __global__ void __launch_bounds__(kRowsPerBlock* kWarp) WarpPerRowKernel(Shape<T
   }
 }
 
-// Calls body(typed shape, whether it is segmented as a constant).
-template <typename T, typename Body>
-void WithType(const ScanShape& s, const Body& body) {
-  Shape<T> shape{static_cast<const T*>(s.in), s.heads, static_cast<T*>(s.out), s.in_stride, s.n, s.exclusive, false};
-  const int64_t in_step = s.rows > 1 ? s.in_stride * static_cast<int64_t>(sizeof(T)) : 0;
-  const int64_t out_step = s.rows > 1 ? s.n * static_cast<int64_t>(sizeof(T)) : 0;
-  shape.aligned =
-      Aligned16(s.in, in_step) && Aligned16(s.out, out_step) && reinterpret_cast<uintptr_t>(s.heads) % kPer<T> == 0;
-  if (s.heads) {
-    body(shape, std::true_type());
-  } else {
-    body(shape, std::false_type());
-  }
-  STILLHOUSE_CUDA_LAUNCHED();
-}
-template <typename Body>
-void WithTypes(const ScanShape& s, const Body& body) {
-  switch (s.element) {
-    case ScanElement::kFloat:
-      return WithType<float>(s, body);
-    case ScanElement::kInt32:
-      return WithType<uint32_t>(s, body);
-    case ScanElement::kInt64:
-      return WithType<unsigned long long>(s, body);
-  }
-}
-
-int64_t BytesOf(ScanElement element) { return element == ScanElement::kInt64 ? 8 : 4; }
 int64_t TileItemsOf(ScanElement element) { return kThreads * kVectors * 16 / BytesOf(element); }
 
 Words WordsFor(const ScanShape& s) {
@@ -619,6 +315,7 @@ void LaunchTilePerRow(const ScanShape& s, cudaStream_t stream) {
   WithTypes(s, [&](auto shape, auto segmented) {
     using T = std::remove_pointer_t<decltype(shape.out)>;
     TilePerRowKernel<T, decltype(segmented)::value><<<static_cast<unsigned>(s.rows), kThreads, 0, stream>>>(shape);
+    STILLHOUSE_CUDA_LAUNCHED();
   });
 }
 
@@ -694,6 +391,7 @@ void LaunchWarpPerRowScan(const ScanShape& s, cudaStream_t stream) {
   WithTypes(s, [&](auto shape, auto segmented) {
     using T = std::remove_pointer_t<decltype(shape.out)>;
     WarpPerRowKernel<T, decltype(segmented)::value><<<grid, kRowsPerBlock * kWarp, 0, stream>>>(shape, s.rows);
+    STILLHOUSE_CUDA_LAUNCHED();
   });
 }
 

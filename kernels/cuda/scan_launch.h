@@ -32,6 +32,9 @@ int64_t SinglePassScanScratch(const ScanShape& shape);
 void LaunchSinglePassScan(const ScanShape& shape, TilePrefix prefix, void* scratch, cudaStream_t stream);
 // Totals of tiles, then the scan: two launches that overlap, for inputs that the L2 cache holds. The same scratch.
 void LaunchTotalsFirstScan(const ScanShape& shape, void* scratch, cudaStream_t stream);
+// A single pass whose steps overlap (scan_pipeline.cu); floats repeat their bits.
+int64_t PipelineScanScratch(const ScanShape& shape);
+void LaunchPipelineScan(const ScanShape& shape, void* scratch, cudaStream_t stream);
 // Short rows, one warp each, and no scratch.
 bool FitsWarpPerRow(const ScanShape& shape);
 void LaunchWarpPerRowScan(const ScanShape& shape, cudaStream_t stream);

@@ -18,7 +18,8 @@ namespace stillhouse {
 // take tiles in turn, so that a tile only ever waits for one that is being worked on. Domino waits for its neighbour's
 // prefix; look-back (Merrill & Garland 2016) adds up neighbours' totals until it meets a prefix, one at a time or a
 // warp's window at a time; the tree adds totals of tiles, of groups of 32 tiles and of groups of 32 groups, always in
-// the same order. Totals first reads twice: sums of tiles, then the scan.
+// the same order. Pipeline has every block add up all totals before its tiles itself, in the same order, while its
+// other warps bring, sum and write neighbouring tiles. Totals first reads twice: sums of tiles, then the scan.
 enum class ScanAlgorithm : uint8_t {
   kAuto,
   kKoggeStone,
@@ -32,6 +33,7 @@ enum class ScanAlgorithm : uint8_t {
   kLookBack,
   kLookBackWindow,
   kTree,
+  kPipeline,
   kTotalsFirst,
 };
 

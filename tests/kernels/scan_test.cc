@@ -21,6 +21,7 @@ constexpr ScanAlgorithm kAlgorithms[] = {ScanAlgorithm::kAuto,
                                          ScanAlgorithm::kLookBack,
                                          ScanAlgorithm::kLookBackWindow,
                                          ScanAlgorithm::kTree,
+                                         ScanAlgorithm::kPipeline,
                                          ScanAlgorithm::kTotalsFirst};
 
 struct Case {
@@ -75,7 +76,9 @@ void CheckIntegers(DType dtype) {
   const Context ctx = TestContext();
   for (ScanAlgorithm algorithm : kAlgorithms) {
     for (const auto& [rows, n] : kCases) {
-      if (algorithm != ScanAlgorithm::kAuto && algorithm != ScanAlgorithm::kTree && n > 300007) continue;
+      if (algorithm != ScanAlgorithm::kAuto && algorithm != ScanAlgorithm::kTree &&
+          algorithm != ScanAlgorithm::kPipeline && n > 300007)
+        continue;
       for (bool exclusive : {false, true}) {
         for (int64_t every : {0, 3, 5000}) {
           std::vector<T> in(static_cast<size_t>(rows * n));
@@ -121,13 +124,31 @@ TEST(Scan, FloatMatchesReference) {
   }
 }
 
+// Many groups of the largest tiles; rows that end within a vector; rows that begin within a group.
+TEST(Scan, LongRows) {
+  std::mt19937 rng = TestRng(4);
+  const Context ctx = TestContext();
+  for (const auto& [rows, n] : {Case{1, 9000037}, Case{3, 3000001}, Case{2, 4500000}}) {
+    for (bool segmented : {false, true}) {
+      std::vector<int32_t> in(static_cast<size_t>(rows * n));
+      for (int32_t& v : in) v = static_cast<int32_t>(rng());
+      const std::vector<uint8_t> heads = segmented ? RandomHeads(rng, rows * n, 1000000) : std::vector<uint8_t>();
+      const Tensor out = Scan(ctx, Upload(ctx, in, DType::kI32, {rows, n}), {},
+                              segmented ? Upload(ctx, heads, DType::kU8, {rows, n}) : Tensor());
+      const auto want =
+          Reference<uint32_t, uint32_t>(std::vector<uint32_t>(in.begin(), in.end()), heads, rows, n, false);
+      EXPECT_TRUE(Download<uint32_t>(ctx, out) == want) << rows << "x" << n << " segmented " << segmented;
+    }
+  }
+}
+
 TEST(Scan, FloatsRepeatTheirBits) {
   std::mt19937 rng = TestRng(3);
   const Context ctx = TestContext();
   const int64_t n = 3000017;
   const Tensor in = ToTensor(ctx, RandomValues(rng, n), {n});
-  for (ScanAlgorithm algorithm :
-       {ScanAlgorithm::kAuto, ScanAlgorithm::kTree, ScanAlgorithm::kDomino, ScanAlgorithm::kTotalsFirst}) {
+  for (ScanAlgorithm algorithm : {ScanAlgorithm::kAuto, ScanAlgorithm::kTree, ScanAlgorithm::kPipeline,
+                                  ScanAlgorithm::kDomino, ScanAlgorithm::kTotalsFirst}) {
     ScanOptions options;
     options.algorithm = algorithm;
     const std::vector<float> first = ctx.ToFloats(Scan(ctx, in, options));
