@@ -1,8 +1,14 @@
 #include "kernels/ops/decompose_k.h"
 
+#include <map>
+#include <mutex>
+#include <string>
+
+#include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_kernels.h"
-#include "kernels/cuda/decompose_k_launch.h"
+#include "kernels/cuda/decompose_k_host.h"
+#include "kernels/plan/plans_in_use.h"
 
 namespace stillhouse::cuda {
 namespace {
@@ -31,7 +37,23 @@ ElementOp ElementOpOf(Epilogue epilogue) {
   }
 }
 
-// The product of bf16 operands with fp32 sums. cuBLAS sees row-major matrices as transposed ones.
+// As the driver names it. Asked for once: the answer takes longer than a small product.
+const std::string& GpuName(int ordinal) {
+  static std::mutex mutex;
+  static auto* const names = new std::map<int, std::string>;
+  std::lock_guard<std::mutex> lock(mutex);
+  auto [it, fresh] = names->try_emplace(ordinal);
+  if (fresh) {
+    cudaDeviceProp properties;
+    STILLHOUSE_CUDA_CHECK(cudaGetDeviceProperties(&properties, ordinal));
+    it->second = properties.name;
+  }
+  return it->second;
+}
+
+}  // namespace
+
+// cuBLAS sees row-major matrices as transposed ones.
 void ProductByLibrary(Backend& backend, const DecomposeKShape& s, float* to) {
   const bool b_rows = s.b.stride_outer == 1 && s.b.stride_k >= s.n;
   DeviceOf(backend).WithCublas([&](cublasHandle_t handle) {
@@ -43,7 +65,26 @@ void ProductByLibrary(Backend& backend, const DecomposeKShape& s, float* to) {
   });
 }
 
-}  // namespace
+DecomposeKKey KeyOf(Backend& backend, const DecomposeKShape& s, bool rows) {
+  DecomposeKKey key;
+  key.gpu = GpuName(DeviceOf(backend).ordinal());
+  key.dtype = s.a.bf16 != s.b.bf16 ? PlanDType::kMixed : s.a.bf16 ? PlanDType::kBf16 : PlanDType::kF32;
+  key.m = BucketOf(s.m);
+  key.n = s.n;
+  key.k = s.k;
+  key.layout = s.a.stride_k != 1       ? PlanLayout::kOther
+               : s.b.stride_outer == 1 ? PlanLayout::kBRows
+               : s.b.stride_k == 1     ? PlanLayout::kBColumns
+                                       : PlanLayout::kOther;
+  key.epilogue = rows ? PlanEpilogue::kRow : PlanEpilogue::kElement;
+  return key;
+}
+
+DecomposeKPlan PlanFor(Backend& backend, const DecomposeKShape& s, bool rows) {
+  const auto kept = PlansInUse().Find(KeyOf(backend, s, rows));
+  if (kept && CanRun(s, *kept, rows)) return *kept;
+  return ChooseDecomposeKPlan(s, DeviceOf(backend).multiprocessors(), rows, 0, 0);
+}
 
 void DecomposeK(Backend& backend, const DecomposeKArgs& args) {
   const DecomposeKOptions& options = args.options;
@@ -57,6 +98,7 @@ void DecomposeK(Backend& backend, const DecomposeKArgs& args) {
   shape.scale = options.scale;
   if (args.bias) shape.bias = args.bias.f32();
   if (args.out) shape.out = args.out.f32();
+  shape.weights = options.b_is_weight;
   DecomposeKRows rows;
   if (OverRows(options.epilogue)) {
     rows.op = options.epilogue == Epilogue::kSoftmax ? RowOp::kSoftmax
@@ -72,13 +114,15 @@ void DecomposeK(Backend& backend, const DecomposeKArgs& args) {
     }
   }
   const bool over_rows = OverRows(options.epilogue);
+  const int design = options.design == DecomposeKDesign::kAuto          ? 0
+                     : options.design == DecomposeKDesign::kTwoLaunches ? 1
+                                                                        : 2;
   const DecomposeKPlan plan =
-      ChooseDecomposeKPlan(shape, DeviceOf(backend).multiprocessors(), over_rows, options.splits,
-                           options.design == DecomposeKDesign::kAuto          ? 0
-                           : options.design == DecomposeKDesign::kTwoLaunches ? 1
-                                                                              : 2);
+      design == 0 && options.splits == 0
+          ? PlanFor(backend, shape, over_rows)
+          : ChooseDecomposeKPlan(shape, DeviceOf(backend).multiprocessors(), over_rows, options.splits, design);
   const Tensor partials = Tensor::Empty(backend.pool(), DType::kF32, {DecomposeKScratch(shape, plan)});
-  if (plan.library) ProductByLibrary(backend, shape, partials.f32());
+  if (plan.way == DecomposeKWay::kLibrary) ProductByLibrary(backend, shape, partials.f32());
   LaunchDecomposeK(shape, plan, over_rows ? &rows : nullptr, partials.f32(), StreamOf(backend));
 }
 

@@ -8,6 +8,7 @@
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/decompose_k_launch.h"
 #include "kernels/cuda/device/async_copy.cuh"
+#include "kernels/cuda/device/decompose_k_finish.cuh"
 #include "kernels/cuda/device/dtype.cuh"
 #include "kernels/cuda/device/grid.cuh"
 #include "kernels/cuda/device/mma.cuh"
@@ -30,22 +31,6 @@ constexpr int kMaxRow = 1024;                   // columns under an epilogue ove
 __device__ __forceinline__ void WaitForEarlierKernels() {
   WaitForPreviousKernel();
   LetNextKernelStart();
-}
-
-__device__ __forceinline__ float Finish(const DecomposeKShape& s, int64_t n, float c) {
-  switch (s.op) {
-    case ElementOp::kNone:
-      return c;
-    case ElementOp::kRelu:
-      return c > 0.0f ? c : c != c ? c : 0.0f;
-    case ElementOp::kSilu:
-      return c / (1.0f + std::exp(-c));
-    case ElementOp::kSigmoid:
-      return 1.0f / (1.0f + std::exp(-c));
-    case ElementOp::kScaleBias:
-      return s.scale * c + (s.bias ? s.bias[n] : 0.0f);
-  }
-  return c;
 }
 
 // --- tensor cores
@@ -285,20 +270,6 @@ __global__ void __launch_bounds__(kSide* kSide) PlainKernel(DecomposeKShape s, i
 // --- reducers
 // -----------------------------------------------------------------------------------------------------------
 
-constexpr int kLanes = 8;  // of a warp, that share an element's partials
-
-__global__ void __launch_bounds__(kThreads) ReduceElementsKernel(DecomposeKShape s, int splits, const float* partials) {
-  WaitForEarlierKernels();
-  const int64_t elements = s.m * s.n;
-  const int64_t x = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kLanes;
-  float sum = 0.0f;
-  if (x < elements) {
-    for (int i = static_cast<int>(threadIdx.x) % kLanes; i < splits; i += kLanes) sum += partials[i * elements + x];
-  }
-  sum = WarpSum<kLanes>(sum);
-  if (x < elements && threadIdx.x % kLanes == 0) s.out[x] = Finish(s, x % s.n, sum);
-}
-
 __device__ void SinkhornInPlace(const DecomposeKRows& rows, float* m) {
   const int n = rows.sinkhorn_n, size = n * n;
   float best = -INFINITY;
@@ -413,8 +384,8 @@ void LaunchTensor(const DecomposeKShape& s, const DecomposeKPlan& plan, float* p
   static_cast<void>(ready);
   const int tiles_n = static_cast<int>(CeilDiv(s.n, kTileN));
   const dim3 grid(static_cast<unsigned>(tiles_n * CeilDiv(s.m, kTileM)), static_cast<unsigned>(plan.splits));
-  Launch(TensorKernel<kTileM, kTileN, kLayout>, grid, kWarps * kWarp, kShared, plan.cluster ? plan.splits : 1, stream,
-         s, tiles_n, partials);
+  Launch(TensorKernel<kTileM, kTileN, kLayout>, grid, kWarps * kWarp, kShared,
+         plan.way == DecomposeKWay::kCluster ? plan.splits : 1, stream, s, tiles_n, partials);
 }
 
 template <int kTileM, int kTileN>
@@ -452,38 +423,102 @@ void LaunchProduct(const DecomposeKShape& s, const DecomposeKPlan& plan, float* 
 bool TakesTensorCores(const DecomposeKShape& s) { return s.a.bf16 && s.b.bf16; }
 
 int64_t DecomposeKScratch(const DecomposeKShape& s, const DecomposeKPlan& plan) {
-  return plan.cluster ? 0 : plan.splits * s.m * s.n;
+  return plan.way == DecomposeKWay::kCluster ? 0 : plan.splits * s.m * s.n;
 }
+
+namespace {
+
+bool IsFragmentTile(int tile_m, int tile_n) {
+  return (tile_m == 16 && (tile_n == 16 || tile_n == 32)) || (tile_m == 32 && tile_n == 32) ||
+         (tile_m == 64 && (tile_n == 32 || tile_n == 64));
+}
+
+int64_t ChunksOf(const DecomposeKShape& s) { return s.k > 0 ? CeilDiv(s.k, kChunk) : 1; }
+
+// About one block a multiprocessor, in slices of at least two stages.
+DecomposeKPlan ChooseSlices(const DecomposeKShape& s, int multiprocessors, int splits) {
+  DecomposeKPlan plan;
+  plan.way = DecomposeKWay::kSlices;
+  plan.tile_m = s.m <= 16 ? 16 : s.m <= 32 ? 32 : 64;
+  plan.tile_n = plan.tile_m >= 32 ? (plan.tile_m == 64 || s.n > 32 ? 64 : 32) : s.n <= 16 ? 16 : 32;
+  const int64_t tiles = CeilDiv(s.m, plan.tile_m) * CeilDiv(s.n, plan.tile_n);
+  const int64_t most = CeilDiv(s.k, 128), fill = multiprocessors / tiles;
+  const int64_t wanted = splits > 0 ? splits : fill < most ? fill : most;
+  plan.splits = SlicesOf(s.k, static_cast<int>(wanted));
+  return plan;
+}
+
+}  // namespace
 
 DecomposeKPlan ChooseDecomposeKPlan(const DecomposeKShape& s, int multiprocessors, bool rows, int splits, int design) {
   const bool tensor = TakesTensorCores(s);
-  DecomposeKPlan plan;
-  const int64_t chunks = CeilDiv(s.k, kChunk) > 0 ? CeilDiv(s.k, kChunk) : 1;
-  if (!tensor) {
-    plan.tile_m = plan.tile_n = kSide;
-  } else if (s.m > 16) {
-    plan.tile_m = plan.tile_n = 32;
+  const bool cluster = tensor && !rows && design == 2;
+  // Larger products are a library's.
+  if (design == 0 && splits == 0 && CanUseLibrary(s) && s.m * s.n * s.k > kLibrary) {
+    return {DecomposeKWay::kLibrary, 16, 16, 1};
   }
+  if (!cluster && CanSlice(s)) return ChooseSlices(s, multiprocessors, splits);
+  DecomposeKPlan plan;
+  plan.way = cluster ? DecomposeKWay::kCluster : DecomposeKWay::kFragments;
+  if (tensor && s.m > 16) plan.tile_m = plan.tile_n = 32;
   const int64_t tiles = CeilDiv(s.m, plan.tile_m) * CeilDiv(s.n, plan.tile_n);
-  // One launch where its few blocks have little to read, and where clusters of sixteen all fit at once.
-  const bool small = tiles <= 4 && CeilDiv(chunks, kMaxCluster) <= 32;
-  plan.cluster = tensor && !rows && (design == 2 || (design == 0 && small));
   int64_t wanted = splits > 0 ? splits : multiprocessors / tiles;
-  if (!plan.cluster && splits == 0) wanted = wanted < 32 ? wanted : 32;
-  const int64_t most = plan.cluster ? kMaxCluster : 4 * multiprocessors;
+  if (!cluster && splits == 0) wanted = wanted < 32 ? wanted : 32;
+  const int64_t most = cluster ? kMaxCluster : 4 * multiprocessors;
   wanted = wanted < most ? wanted : most;
-  wanted = wanted < chunks ? wanted : chunks;
+  wanted = wanted < ChunksOf(s) ? wanted : ChunksOf(s);
   plan.splits = static_cast<int>(wanted > 1 ? wanted : 1);
-  if (plan.cluster) {
+  if (cluster) {
     while (plan.splits & (plan.splits - 1)) plan.splits &= plan.splits - 1;
   }
-  // Larger products are a library's: nothing here stages operands through shared memory.
-  plan.library = design == 0 && splits == 0 && CanUseLibrary(s) && s.m * s.n * s.k > kLibrary;
-  if (plan.library) {
-    plan.cluster = false;
-    plan.splits = 1;
-  }
   return plan;
+}
+
+bool CanRun(const DecomposeKShape& s, const DecomposeKPlan& plan, bool rows) {
+  if (plan.splits < 1) return false;
+  switch (plan.way) {
+    case DecomposeKWay::kSlices:
+      return CanSlice(s) && HasSliceTile(plan.tile_m, plan.tile_n) && SlicesOf(s.k, plan.splits) == plan.splits;
+    case DecomposeKWay::kFragments:
+      return plan.splits <= ChunksOf(s) && plan.splits < 65536 &&
+             (TakesTensorCores(s) ? IsFragmentTile(plan.tile_m, plan.tile_n)
+                                  : plan.tile_m == kSide && plan.tile_n == kSide);
+    case DecomposeKWay::kCluster:
+      return TakesTensorCores(s) && !rows && IsFragmentTile(plan.tile_m, plan.tile_n) && plan.splits <= kMaxCluster &&
+             plan.splits <= ChunksOf(s) && (plan.splits & (plan.splits - 1)) == 0;
+    case DecomposeKWay::kLibrary:
+      return CanUseLibrary(s) && plan.splits == 1;
+  }
+  return false;
+}
+
+std::vector<DecomposeKPlan> DecomposeKCandidates(const DecomposeKShape& s, int multiprocessors, bool rows) {
+  constexpr int kTiles[][2] = {{16, 16}, {16, 32}, {16, 64}, {32, 32}, {32, 64}, {64, 32}, {64, 64}, {128, 64}};
+  std::vector<DecomposeKPlan> plans;
+  const auto offer = [&](const DecomposeKPlan& plan) {
+    for (const DecomposeKPlan& p : plans) {
+      if (p == plan) return;
+    }
+    if (CanRun(s, plan, rows)) plans.push_back(plan);
+  };
+  offer({DecomposeKWay::kLibrary, 16, 16, 1});
+  for (const auto& [tile_m, tile_n] : kTiles) {
+    // A tile twice as tall as the rows, or more, only moves zeros.
+    if (tile_m > 16 && tile_m >= 2 * s.m) continue;
+    const int64_t tiles = CeilDiv(s.m, tile_m) * CeilDiv(s.n, tile_n);
+    // From half a block a multiprocessor to four.
+    for (int64_t blocks = multiprocessors / 2; blocks <= 4 * multiprocessors; blocks += multiprocessors / 4) {
+      const int64_t splits = blocks / tiles;
+      if (splits < 1 || splits > kMostSlices) continue;
+      offer({DecomposeKWay::kSlices, tile_m, tile_n, SlicesOf(s.k, static_cast<int>(splits))});
+      if (!CanSlice(s)) offer({DecomposeKWay::kFragments, tile_m, tile_n, static_cast<int>(splits)});
+    }
+    for (int splits : {4, 8, 16}) {
+      if (splits * tiles <= 2 * multiprocessors) offer({DecomposeKWay::kCluster, tile_m, tile_n, splits});
+    }
+    offer({CanSlice(s) ? DecomposeKWay::kSlices : DecomposeKWay::kFragments, tile_m, tile_n, 1});
+  }
+  return plans;
 }
 
 bool CanUseLibrary(const DecomposeKShape& s) {
@@ -495,14 +530,19 @@ bool CanUseLibrary(const DecomposeKShape& s) {
 
 void LaunchDecomposeK(const DecomposeKShape& s, const DecomposeKPlan& plan, const DecomposeKRows* rows, float* partials,
                       cudaStream_t stream) {
-  if (plan.cluster) return LaunchProduct(s, plan, nullptr, stream);
-  if (!plan.library) LaunchProduct(s, plan, partials, stream);
+  if (plan.way == DecomposeKWay::kCluster) return LaunchProduct(s, plan, nullptr, stream);
+  if (plan.way == DecomposeKWay::kSlices) {
+    const bool finish = plan.splits == 1 && !rows;
+    LaunchSlices(s, plan, finish ? nullptr : partials, stream);
+    if (finish) return;
+  } else if (plan.way == DecomposeKWay::kFragments) {
+    LaunchProduct(s, plan, partials, stream);
+  }
   if (rows) {
     Launch(ReduceRowsKernel, dim3(static_cast<unsigned>(s.m)), kThreads, 0, 1, stream, s, *rows, plan.splits, partials);
     return;
   }
-  const int64_t blocks = CeilDiv(s.m * s.n * kLanes, kThreads);
-  Launch(ReduceElementsKernel, dim3(static_cast<unsigned>(blocks)), kThreads, 0, 1, stream, s, plan.splits, partials);
+  LaunchReduceSlices(s, plan.splits, partials, stream);
 }
 
 }  // namespace stillhouse::cuda

@@ -5,6 +5,9 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <vector>
+
+#include "kernels/plan/decompose_k_plan.h"
 
 namespace stillhouse::cuda {
 
@@ -25,6 +28,7 @@ struct DecomposeKShape {
   float scale = 1.0f;
   const float* bias = nullptr;  // [n] or null
   float* out = nullptr;         // [m, n]
+  bool weights = false;         // nothing in the stream writes B
 };
 
 struct DecomposeKRows {
@@ -36,25 +40,31 @@ struct DecomposeKRows {
   float sinkhorn_eps = 0.0f;
 };
 
-// A way to run a product: the output's tile of a block, and the slices of K. Tensor cores and clusters want bf16
-// operands on both sides.
-struct DecomposeKPlan {
-  int tile_m = 16, tile_n = 16;
-  int splits = 1;
-  bool cluster = false;  // splits ≤ 16, a power of two
-  bool library = false;  // the product itself is cuBLAS's
-};
 // Whether cuBLAS can read the operands as they lie.
 bool CanUseLibrary(const DecomposeKShape& shape);
 DecomposeKPlan ChooseDecomposeKPlan(const DecomposeKShape& shape, int multiprocessors, bool rows, int splits,
                                     int design);  // design: 0 any, 1 two launches, 2 a cluster
 bool TakesTensorCores(const DecomposeKShape& shape);
+// Whether the plan can run this product: tiles that exist, operands that it can read, slices that K has.
+bool CanRun(const DecomposeKShape& shape, const DecomposeKPlan& plan, bool rows);
+// What is worth timing for this product (kernels/plan): all can run; of no more than kMostSlices slices each.
+inline constexpr int kMostSlices = 512;
+std::vector<DecomposeKPlan> DecomposeKCandidates(const DecomposeKShape& shape, int multiprocessors, bool rows);
 
 // Partials are floats [splits, m, n]; none for a cluster.
 int64_t DecomposeKScratch(const DecomposeKShape& shape, const DecomposeKPlan& plan);
-// With `library`, `partials` hold the product already. `rows` is null for the epilogues of single elements.
+// With kLibrary, `partials` hold the product already. `rows` is null for the epilogues of single elements.
 void LaunchDecomposeK(const DecomposeKShape& shape, const DecomposeKPlan& plan, const DecomposeKRows* rows,
                       float* partials, cudaStream_t stream);
+
+// kSlices (decompose_k_slices.cu): whether operands lie so that 16 bytes can be copied at a time, whether there is such
+// a tile, how many slices come of asking for `splits`, and the launches. Without partials the one slice finishes
+// elements.
+bool CanSlice(const DecomposeKShape& shape);
+bool HasSliceTile(int tile_m, int tile_n);
+int SlicesOf(int64_t k, int splits);
+void LaunchSlices(const DecomposeKShape& shape, const DecomposeKPlan& plan, float* partials, cudaStream_t stream);
+void LaunchReduceSlices(const DecomposeKShape& shape, int splits, const float* partials, cudaStream_t stream);
 
 }  // namespace stillhouse::cuda
 

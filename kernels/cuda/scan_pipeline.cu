@@ -1,6 +1,8 @@
 // A scan in a single pass whose steps run in warps of their own: while some tiles of a block are on their way into
 // shared memory, another one is summed, another's prefix is looked up, and another is scanned and written.
 //
+// What fits the registers of all multiprocessors at once needs no pipeline: a tile a block, read in one go.
+//
 // Every block finds prefixes by itself: it adds up all totals that came before, group by group, in an order that
 // depends on the tile alone. So floats repeat their bits, and no tile waits for a neighbour's prefix.
 #include <type_traits>
@@ -19,7 +21,8 @@ namespace {
 constexpr int kScanners = 8;  // warps; each has a stretch of the tile
 constexpr int kSummers = 4;   // warps
 constexpr int kThreads = (2 + kSummers + kScanners) * kWarp;
-constexpr int kRounds = 4;  // words of a group that a lane reads
+constexpr int kBlockWarps = 32;  // where a block has one tile
+constexpr int kRounds = 4;       // words of a group that a lane reads
 constexpr int kGroup = kRounds * kWarp;
 constexpr int kSlotBytes = 6 * 32768;  // of all slots
 constexpr uint32_t kNoTile = 0xffffffffu;
@@ -235,6 +238,54 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 static_assert(kSummers * kWarp == 128, "WarpgroupBarrier");
 
+// A tile a block, a stretch a warp, in registers from the time it is read until it is written.
+template <typename T, bool kSegmented, int kVectors>
+__global__ void __launch_bounds__(kBlockWarps* kWarp, 1)
+    BlockTileKernel(ScanView<T> view, uint32_t rows, uint32_t tiles, uint32_t* ticket, void* words) {
+  using Item = ScanItem<T, kSegmented>;
+  using W = Word<sizeof(T)>;
+  using Piece = Stretch<T, kSegmented, kVectors>;
+  __shared__ Item totals[kBlockWarps], starts[kBlockWarps], before[kBlockWarps];
+  __shared__ uint32_t taken;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
+  WaitForPreviousKernel();
+  LetNextKernelStart();
+  if (threadIdx.x == 0) taken = atomicAdd(ticket, 1u);
+  __syncthreads();
+  const uint32_t row = taken / tiles, t = taken % tiles;
+  const int64_t begin = (int64_t{t} * kBlockWarps + warp) * Piece::kItems;
+  Piece piece;
+  piece.Load(view, row, begin);
+  piece.Scan();
+  if (lane == 0) totals[warp] = piece.total;
+  __syncthreads();
+  W* of_row = static_cast<W*>(words) + static_cast<int64_t>(row) * tiles;
+  if (warp == 0) {
+    const Item end = WarpScan(totals[lane]);
+    if (lane == kWarp - 1) Publish(of_row + t, end, kTotal);
+    const Item below = ShuffleUp(end, 1);
+    starts[lane] = lane == 0 ? Item() : below;
+  }
+  // A warp adds up 32 of the tiles before; a row has no more than a block has threads.
+  const uint32_t other = threadIdx.x;
+  if (warp * kWarp < static_cast<int>(t)) {
+    Item item;
+    if (other < t) {
+      W word = W::Load(of_row + other);
+      while (StateOf(word) == kNothing) word = W::Load(of_row + other);
+      item = ItemOf<Item>(word);
+    }
+    __syncwarp();
+    item = WarpChain(item);
+    if (lane == 0) before[warp] = item;
+  }
+  __syncthreads();
+  Item prefix;
+  for (uint32_t w = 0; w * kWarp < t; ++w) prefix = prefix.Then(before[w]);
+  piece.Store(view, row, begin, prefix.Then(starts[warp]));
+}
+static_assert(kBlockWarps == kWarp);
+
 __global__ void __launch_bounds__(kZeroThreads) ZeroKernel(uint4* to, int64_t count) {
   WaitForPreviousKernel();
   LetNextKernelStart();
@@ -244,10 +295,45 @@ __global__ void __launch_bounds__(kZeroThreads) ZeroKernel(uint4* to, int64_t co
   }
 }
 
-// Vectors of 16 bytes of a lane: small tiles where there are few.
-int VectorsFor(const ScanShape& s) { return s.rows * s.n * BytesOf(s.element) <= int64_t{1} << 25 ? 4 : 8; }
+int Multiprocessors() {
+  int device = 0, count = 0;
+  STILLHOUSE_CUDA_CHECK(cudaGetDevice(&device));
+  STILLHOUSE_CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+  return count;
+}
 
-int64_t TileItems(const ScanShape& s) { return kScanners * kWarp * VectorsFor(s) * 16 / BytesOf(s.element); }
+// How a scan is cut: one tile a block, or a pipeline; vectors of 16 bytes of a lane.
+struct Cut {
+  bool block_tiles;
+  int vectors;
+  int64_t tiles;  // of a row
+};
+
+Cut CutOf(const ScanShape& s, int multiprocessors) {
+  const int64_t of_vector = kWarp * 16 / BytesOf(s.element);  // elements that a warp reads at once
+  // Longer items leave fewer registers.
+  const int most = s.heads || s.element == ScanElement::kInt64 ? 4 : 8;
+  for (int vectors = 2; vectors <= most; vectors *= 2) {
+    const int64_t tiles = CeilDiv(s.n, kBlockWarps * vectors * of_vector);
+    if (s.rows * tiles <= multiprocessors && tiles <= kBlockWarps * kWarp) return {true, vectors, tiles};
+  }
+  // Small tiles where there are few.
+  const int vectors = s.rows * s.n * BytesOf(s.element) <= int64_t{1} << 25 ? 4 : 8;
+  return {false, vectors, CeilDiv(s.n, kScanners * vectors * of_vector)};
+}
+
+int64_t ScratchOf(const ScanShape& s, const Cut& cut) {
+  // Whole vectors of 16 bytes.
+  return kHead + CeilDiv(s.rows * cut.tiles * 2 * BytesOf(s.element), 16) * 16;
+}
+
+// Calls body with a number of vectors as a constant.
+template <typename Body>
+void WithVectors(int vectors, const Body& body) {
+  if (vectors == 2) return body(std::integral_constant<int, 2>());
+  if (vectors == 4) return body(std::integral_constant<int, 4>());
+  body(std::integral_constant<int, 8>());
+}
 
 template <typename Kernel, typename... Arguments>
 void LaunchEarly(Kernel* kernel, unsigned blocks, int threads, size_t shared_bytes, cudaStream_t stream,
@@ -267,37 +353,38 @@ void LaunchEarly(Kernel* kernel, unsigned blocks, int threads, size_t shared_byt
 
 }  // namespace
 
-int64_t PipelineScanScratch(const ScanShape& s) {
-  // Whole vectors of 16 bytes.
-  return kHead + CeilDiv(s.rows * CeilDiv(s.n, TileItems(s)) * 2 * BytesOf(s.element), 16) * 16;
-}
+int64_t PipelineScanScratch(const ScanShape& s) { return ScratchOf(s, CutOf(s, Multiprocessors())); }
 
 void LaunchPipelineScan(const ScanShape& s, void* scratch, cudaStream_t stream) {
-  const int64_t tiles = CeilDiv(s.n, TileItems(s)), all = s.rows * tiles;
+  const int multiprocessors = Multiprocessors();
+  const Cut cut = CutOf(s, multiprocessors);
+  const int64_t all = s.rows * cut.tiles;
   STILLHOUSE_CHECK(all < int64_t{1} << 30) << all << " tiles";
-  int device = 0, multiprocessors = 0;
-  STILLHOUSE_CUDA_CHECK(cudaGetDevice(&device));
-  STILLHOUSE_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  const int64_t vectors = PipelineScanScratch(s) / 16;
-  LaunchEarly(ZeroKernel, GridFor(vectors, kZeroThreads, multiprocessors), kZeroThreads, 0, stream,
-              static_cast<uint4*>(scratch), vectors);
+  const int64_t zeros = ScratchOf(s, cut) / 16;
+  LaunchEarly(ZeroKernel, GridFor(zeros, kZeroThreads, multiprocessors), kZeroThreads, 0, stream,
+              static_cast<uint4*>(scratch), zeros);
   // What the L2 cache cannot hold goes past it.
   const bool once = s.rows * s.n * BytesOf(s.element) >= int64_t{1} << 25;
   const unsigned blocks = static_cast<unsigned>(all < multiprocessors ? all : multiprocessors);
+  const uint32_t rows = static_cast<uint32_t>(s.rows), tiles = static_cast<uint32_t>(cut.tiles);
+  uint32_t* ticket = static_cast<uint32_t*>(scratch);
+  void* words = static_cast<char*>(scratch) + kHead;
   WithTypes(s, [&](auto view, auto segmented) {
     using T = std::remove_pointer_t<decltype(view.out)>;
-    const auto launch = [&](auto vectors_of_lane) {
-      const auto kernel = PipelineKernel<T, decltype(segmented)::value, decltype(vectors_of_lane)::value>;
-      STILLHOUSE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSlotBytes));
-      LaunchEarly(kernel, blocks, kThreads, kSlotBytes, stream, view, static_cast<uint32_t>(s.rows),
-                  static_cast<uint32_t>(tiles), once, static_cast<uint32_t*>(scratch),
-                  static_cast<void*>(static_cast<char*>(scratch) + kHead));
-    };
-    if (VectorsFor(s) == 4) {
-      launch(std::integral_constant<int, 4>());
-    } else {
-      launch(std::integral_constant<int, 8>());
-    }
+    constexpr bool kSegmented = decltype(segmented)::value;
+    WithVectors(cut.vectors, [&](auto vectors) {
+      constexpr int kVectors = decltype(vectors)::value;
+      if (cut.block_tiles) {
+        if constexpr (kVectors <= 4 || (sizeof(T) == 4 && !kSegmented)) {
+          LaunchEarly(BlockTileKernel<T, kSegmented, kVectors>, blocks, kBlockWarps * kWarp, 0, stream, view, rows,
+                      tiles, ticket, words);
+        }
+      } else if constexpr (kVectors >= 4) {
+        const auto kernel = PipelineKernel<T, kSegmented, kVectors>;
+        STILLHOUSE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSlotBytes));
+        LaunchEarly(kernel, blocks, kThreads, kSlotBytes, stream, view, rows, tiles, once, ticket, words);
+      }
+    });
   });
 }
 

@@ -13,7 +13,6 @@
 namespace stillhouse::bench {
 namespace {
 
-using cuda::DecomposeKPlan;
 using cuda::DecomposeKShape;
 
 void CheckCublas(cublasStatus_t status) {
@@ -46,7 +45,7 @@ struct Bench {
     auto* c = DeviceArray<__nv_bfloat16>(m * n);
     auto* reference = DeviceArray<float>(m * n);
     auto* out = DeviceArray<float>(m * n);
-    auto* partials = DeviceArray<float>(528 * m * n);
+    auto* partials = DeviceArray<float>(cuda::kMostSlices * m * n);
     STILLHOUSE_CUDA_CHECK(cudaMemcpy(a, host_a.data(), host_a.size() * 2, cudaMemcpyHostToDevice));
     STILLHOUSE_CUDA_CHECK(cudaMemcpy(b, host_b.data(), host_b.size() * 2, cudaMemcpyHostToDevice));
     // Row-major products as column-major ones of the transposed.
@@ -75,11 +74,12 @@ struct Bench {
     shape.k = k;
     shape.op = cuda::ElementOp::kRelu;
     shape.out = out;
-    const auto time = [&](const DecomposeKPlan& plan) {
+    const auto time = [&](const DecomposeKPlan& plan, bool weights = false) {
+      shape.weights = weights;
       STILLHOUSE_CUDA_CHECK(cudaMemset(out, 0xff, want.size() * 4));
       STILLHOUSE_CUDA_CHECK(cudaDeviceSynchronize());
       const auto work = [&] {
-        if (plan.library) gemm(partials, CUDA_R_32F);
+        if (plan.way == DecomposeKWay::kLibrary) gemm(partials, CUDA_R_32F);
         cuda::LaunchDecomposeK(shape, plan, nullptr, partials, stream);
       };
       work();
@@ -95,38 +95,29 @@ struct Bench {
       return MicrosecondsInGraph(stream, 30, 20, work);
     };
     const auto words = [](const DecomposeKPlan& p) {
-      if (p.library) return std::string("cuBLAS, then the epilogue");
+      if (p.way == DecomposeKWay::kLibrary) return std::string("cuBLAS, then the epilogue");
       return std::to_string(p.tile_m) + "x" + std::to_string(p.tile_n) + " tiles, " + std::to_string(p.splits) +
-             (p.cluster ? " in a cluster" : " slices, two launches");
+             (p.way == DecomposeKWay::kCluster     ? " in a cluster"
+              : p.way == DecomposeKWay::kFragments ? " slices from memory"
+                                                   : " slices through shared memory");
     };
-    const int tiles[][2] = {{16, 16}, {16, 32}, {32, 32}, {64, 32}, {64, 64}};
+    const auto row_of = [&](const char* what, double t, const DecomposeKPlan& plan) {
+      results.push_back({std::string(name) + what, t, peer, "cuBLAS + ReLU", floor, goal, words(plan)});
+    };
     DecomposeKPlan best;
-    best.library = true;
-    double best_time = time(best), best_two = 1e9;
-    std::printf("  %-38s %-40s %8.2f us\n", name, words(best).c_str(), best_time);
-    for (const auto& tile : tiles) {
-      const int64_t blocks = ((m + tile[0] - 1) / tile[0]) * ((n + tile[1] - 1) / tile[1]);
-      for (bool cluster : {true, false}) {
-        for (int splits : {1, 2, 4, 8, 16, 32, 64, 128}) {
-          if ((cluster && splits > 16) || splits * blocks > 528 || (splits * blocks < 16 && splits < 16)) continue;
-          DecomposeKPlan plan{tile[0], tile[1], splits, cluster};
-          const double t = time(plan);
-          std::printf("  %-38s %-40s %8.2f us\n", name, words(plan).c_str(), t);
-          if (!cluster) best_two = std::min(best_two, t);
-          if (t < best_time) {
-            best_time = t;
-            best = plan;
-          }
-        }
+    double best_time = 1e9;
+    for (const DecomposeKPlan& plan : cuda::DecomposeKCandidates(shape, 132, false)) {
+      const double t = time(plan);
+      std::printf("  %-38s %-44s %8.2f us\n", name, words(plan).c_str(), t);
+      if (t < best_time) {
+        best_time = t;
+        best = plan;
       }
     }
     const DecomposeKPlan chosen = cuda::ChooseDecomposeKPlan(shape, 132, false, 0, 0);
-    ResultRow row{name, time(chosen), peer, "cuBLAS + ReLU", floor, goal, words(chosen)};
-    results.push_back(row);
-    char best_words[128];
-    std::snprintf(best_words, sizeof(best_words), "%s; best of two launches %.2f", words(best).c_str(), best_two);
-    results.push_back(
-        {std::string(name) + ", best of the sweep", best_time, peer, "cuBLAS + ReLU", floor, goal, best_words});
+    row_of("", time(chosen), chosen);
+    row_of(", best of the sweep", best_time, best);
+    if (best.way == DecomposeKWay::kSlices) row_of(", the same, B known to be a weight", time(best, true), best);
     for (void* p : {static_cast<void*>(a), static_cast<void*>(b), static_cast<void*>(c), static_cast<void*>(reference),
                     static_cast<void*>(out), static_cast<void*>(partials)}) {
       STILLHOUSE_CUDA_CHECK(cudaFree(p));

@@ -153,7 +153,9 @@ void Main(const char* path, const char* commit, bool quick) {
     WriteResults(path, commit, "scan_bench quick", results);
     return;
   }
+  Bench<float>("inclusive fp32, 2^21", ScanElement::kFloat, 1, int64_t{1} << 21, stream, results);
   Bench<float>("inclusive fp32, 2^22", ScanElement::kFloat, 1, int64_t{1} << 22, stream, results);
+  Bench<float>("inclusive fp32, 2^23", ScanElement::kFloat, 1, int64_t{1} << 23, stream, results);
   Bench<float>("inclusive fp32, 2^24", ScanElement::kFloat, 1, int64_t{1} << 24, stream, results);
   Bench<float>("inclusive fp32, 2^26", ScanElement::kFloat, 1, int64_t{1} << 26, stream, results);
   Bench<float>("inclusive fp32, 2^28", ScanElement::kFloat, 1, int64_t{1} << 28, stream, results);

@@ -28,14 +28,14 @@ void LaunchKernel(void (*kernel)(Params...), unsigned blocks, int threads, int s
 // The same for a kernel that begins with WaitForPreviousKernel (device/async_copy.cuh): it is set up while the kernel
 // before it drains.
 template <typename... Params, typename... Args>
-void LaunchKernelEarly(void (*kernel)(Params...), unsigned blocks, int threads, int shared_bytes, cudaStream_t stream,
+void LaunchKernelEarly(void (*kernel)(Params...), dim3 blocks, int threads, int shared_bytes, cudaStream_t stream,
                        const Args&... args) {
   AllowShared(kernel, shared_bytes);
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(blocks);
+  config.gridDim = blocks;
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   config.stream = stream;

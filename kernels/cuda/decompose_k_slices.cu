@@ -1,0 +1,304 @@
+// Products over slices of K by blocks of 256 threads: operands come through shared memory in stages of 64 of K
+// (cp.async, 16 bytes at a time, rotated so that ldmatrix meets no bank twice), as many stages ahead as fit, and go to
+// the tensor cores from there. Warps share the tile first and the steps of K then; their sums meet in shared memory.
+#include <cuda_bf16.h>
+
+#include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/decompose_k_launch.h"
+#include "kernels/cuda/device/async_copy.cuh"
+#include "kernels/cuda/device/decompose_k_finish.cuh"
+#include "kernels/cuda/device/dtype.cuh"
+#include "kernels/cuda/device/grid.cuh"
+#include "kernels/cuda/device/launch.cuh"
+#include "kernels/cuda/device/mma.cuh"
+#include "kernels/cuda/device/reduce.cuh"
+
+namespace stillhouse::cuda {
+namespace {
+
+constexpr int kWarps = 8;
+constexpr int kThreads = kWarps * kWarp;
+constexpr int kDepth = 64;  // of K, in a stage
+constexpr int kChunks = kDepth / 8;
+
+// How a block's tile is shared, and where things lie.
+template <int kTileM, int kTileN>
+struct Plan {
+  static constexpr int kWarpM = kTileM < 32 ? kTileM : 32, kWarpN = kTileN < 32 ? kTileN : 32;  // a warp's part
+  static constexpr int kWarpsM = kTileM / kWarpM, kWarpsN = kTileN / kWarpN, kWarpsK = kWarps / (kWarpsM * kWarpsN);
+  static constexpr int kBytesA = kTileM * kDepth * 2, kBytesB = kTileN * kDepth * 2, kStageBytes = kBytesA + kBytesB;
+  static constexpr int kStages = kStageBytes <= 6144 ? 12 : kStageBytes <= 12288 ? 8 : kStageBytes <= 16384 ? 6 : 4;
+  static constexpr int kSumStride = kTileN + 8;  // floats: the eight rows of a fragment meet no bank twice
+  static constexpr int kSumBytes = kWarpsK * kTileM * kSumStride * 4;
+  static constexpr int kShared = kStages * kStageBytes > kSumBytes ? kStages* kStageBytes : kSumBytes;
+};
+
+struct SliceParams {
+  const char* a;
+  const char* b;
+  int64_t a_stride, b_stride;  // bytes: of rows of A; of columns of B, or (kAcross) of rows of B
+  int m, n, k, slice;          // slice: of K, a multiple of kDepth
+  bool weights;                // B may be read before the kernels before this one have ended
+};
+
+// Where chunk c (8 columns) of row r of K lies, in a matrix kColumns wide whose rows share lines of 128 bytes.
+template <int kColumns>
+__device__ __forceinline__ int AcrossOffset(int r, int c) {
+  constexpr int kPerRow = kColumns / 8, kRowsOfLine = 8 / kPerRow;
+  const int line = r / kRowsOfLine;
+  return line * 128 + (((r % kRowsOfLine) * kPerRow + (c ^ (line & (kPerRow - 1)))) << 4);
+}
+// The same of chunk c of K of a row that has a line of its own.
+__device__ __forceinline__ int AlongOffset(int r, int c) { return r * 128 + ((c ^ (r & 7)) << 4); }
+
+template <int kTileM, int kTileN, bool kAcross>
+__global__ void __launch_bounds__(kThreads) SliceKernel(const SliceParams p, const DecomposeKShape s, float* partials) {
+  using P = Plan<kTileM, kTileN>;
+  constexpr int kStages = P::kStages;
+  extern __shared__ __align__(128) unsigned char stages[];
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp, warp = thread / kWarp;
+  const int column0 = static_cast<int>(blockIdx.x) * kTileN, row0 = static_cast<int>(blockIdx.y) * kTileM;
+  const int begin = static_cast<int>(blockIdx.z) * p.slice, end = min(p.k, begin + p.slice);
+  const int count = (end - begin + kDepth - 1) / kDepth;
+
+  const auto ask_a = [&](int stage) {
+    if (stage >= count) return;
+    unsigned char* to = stages + stage % kStages * P::kStageBytes;
+    const int k0 = begin + stage * kDepth;
+#pragma unroll
+    for (int j = 0; j < (kTileM * kChunks + kThreads - 1) / kThreads; ++j) {
+      const int i = thread + j * kThreads, r = i / kChunks, c = i % kChunks, k = k0 + c * 8;
+      if (kTileM * kChunks % kThreads != 0 && i >= kTileM * kChunks) break;
+      const bool valid = row0 + r < p.m && k < end;
+      CopyAsync16(to + AlongOffset(r, c), valid ? p.a + (row0 + r) * p.a_stride + k * 2 : p.a, valid);
+    }
+  };
+  const auto ask_b = [&](int stage) {
+    if (stage >= count) return;
+    unsigned char* to = stages + stage % kStages * P::kStageBytes + P::kBytesA;
+    const int k0 = begin + stage * kDepth;
+#pragma unroll
+    for (int j = 0; j < (kTileN * kChunks + kThreads - 1) / kThreads; ++j) {
+      const int i = thread + j * kThreads;
+      if (kTileN * kChunks % kThreads != 0 && i >= kTileN * kChunks) break;
+      if constexpr (kAcross) {
+        const int r = i / (kTileN / 8), c = i % (kTileN / 8), column = column0 + c * 8;
+        const bool valid = k0 + r < end && column < p.n;
+        CopyAsync16(to + AcrossOffset<kTileN>(r, c), valid ? p.b + (k0 + r) * p.b_stride + column * 2 : p.b, valid);
+      } else {
+        const int r = i / kChunks, c = i % kChunks, k = k0 + c * 8;
+        const bool valid = column0 + r < p.n && k < end;
+        CopyAsync16(to + AlongOffset(r, c), valid ? p.b + (column0 + r) * p.b_stride + k * 2 : p.b, valid);
+      }
+    }
+  };
+
+  if (p.weights) {
+    LetNextKernelStart();
+#pragma unroll 1
+    for (int stage = 0; stage < kStages - 1; ++stage) ask_b(stage);
+  }
+  WaitForPreviousKernel();
+  if (!p.weights) LetNextKernelStart();
+#pragma unroll 1
+  for (int stage = 0; stage < kStages - 1; ++stage) {
+    ask_a(stage);
+    if (!p.weights) ask_b(stage);
+    CopyAsyncCommit();
+  }
+
+  const int warp_k = warp / (P::kWarpsM * P::kWarpsN), warp_n = warp % P::kWarpsN,
+            warp_m = warp / P::kWarpsN % P::kWarpsM;
+  const int part_m = warp_m * P::kWarpM, part_n = warp_n * P::kWarpN;
+  float sum[P::kWarpM / 16][P::kWarpN / 8][4] = {};
+  for (int stage = 0; stage < count; ++stage) {
+    CopyAsyncWait<kStages - 2>();
+    __syncthreads();  // this stage is here, and the one before it is read
+    ask_a(stage + kStages - 1);
+    ask_b(stage + kStages - 1);
+    CopyAsyncCommit();
+    const unsigned char* a = stages + stage % kStages * P::kStageBytes;
+    const unsigned char* b = a + P::kBytesA;
+#pragma unroll
+    for (int q = 0; q < kDepth / 16; ++q) {
+      if ((stage * (kDepth / 16) + q) % P::kWarpsK != warp_k) continue;
+      uint32_t rows[P::kWarpM / 16][4], columns[P::kWarpN / 16][4];
+#pragma unroll
+      for (int i = 0; i < P::kWarpM / 16; ++i) {
+        LoadMatrices(rows[i], a + AlongOffset(part_m + i * 16 + lane % 16, q * 2 + lane / 16));
+      }
+#pragma unroll
+      for (int j = 0; j < P::kWarpN / 16; ++j) {
+        if constexpr (kAcross) {
+          LoadMatricesTransposed(columns[j],
+                                 b + AcrossOffset<kTileN>(q * 16 + lane % 16, part_n / 8 + j * 2 + lane / 16));
+        } else {
+          LoadMatrices(columns[j], b + AlongOffset(part_n + j * 16 + lane % 8 + lane / 16 * 8, q * 2 + lane / 8 % 2));
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < P::kWarpM / 16; ++i) {
+#pragma unroll
+        for (int j = 0; j < P::kWarpN / 16; ++j) {
+          MultiplyAdd(sum[i][2 * j], rows[i], columns[j][0], columns[j][1]);
+          MultiplyAdd(sum[i][2 * j + 1], rows[i], columns[j][2], columns[j][3]);
+        }
+      }
+    }
+  }
+
+  CopyAsyncWait<0>();
+  __syncthreads();
+  float* sums = reinterpret_cast<float*>(stages);  // [kWarpsK][kTileM][kSumStride]
+#pragma unroll
+  for (int i = 0; i < P::kWarpM / 16; ++i) {
+#pragma unroll
+    for (int j = 0; j < P::kWarpN / 8; ++j) {
+      float* to = sums + (warp_k * kTileM + part_m + i * 16 + lane / 4) * P::kSumStride + part_n + j * 8 + lane % 4 * 2;
+      *reinterpret_cast<float2*>(to) = make_float2(sum[i][j][0], sum[i][j][1]);
+      *reinterpret_cast<float2*>(to + 8 * P::kSumStride) = make_float2(sum[i][j][2], sum[i][j][3]);
+    }
+  }
+  __syncthreads();
+#pragma unroll
+  for (int j = 0; j < kTileM * kTileN / kThreads; ++j) {
+    const int i = thread + j * kThreads, r = i / kTileN, c = i % kTileN;
+    if (row0 + r >= p.m) break;
+    if (column0 + c >= p.n) continue;
+    float total = sums[r * P::kSumStride + c];
+#pragma unroll
+    for (int w = 1; w < P::kWarpsK; ++w) total += sums[(w * kTileM + r) * P::kSumStride + c];
+    const int64_t at = static_cast<int64_t>(row0 + r) * p.n + column0 + c;
+    if (partials) {
+      partials[static_cast<int64_t>(blockIdx.z) * p.m * p.n + at] = total;
+    } else {
+      s.out[at] = Finish(s, column0 + c, total);
+    }
+  }
+}
+
+// A block sums kWarp · kVector elements; warp w takes the partials w, w + kWarps, …
+template <int kVector>
+__global__ void __launch_bounds__(kThreads)
+    ReduceSlicesKernel(const DecomposeKShape s, int elements, int splits, const float* partials) {
+  __shared__ float sums[kWarps][kWarp * kVector];
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int first = (static_cast<int>(blockIdx.x) * kWarp + lane) * kVector;
+  if (s.weights) LetNextKernelStart();
+  WaitForPreviousKernel();
+  if (!s.weights) LetNextKernelStart();
+  float sum[kVector] = {};
+  if (first < elements) {
+#pragma unroll 8
+    for (int i = warp; i < splits; i += kWarps) {
+      const float* from = partials + static_cast<int64_t>(i) * elements + first;
+      if constexpr (kVector == 4) {
+        const float4 v = *reinterpret_cast<const float4*>(from);
+        sum[0] += v.x;
+        sum[1] += v.y;
+        sum[2] += v.z;
+        sum[3] += v.w;
+      } else {
+        sum[0] += *from;
+      }
+    }
+  }
+#pragma unroll
+  for (int e = 0; e < kVector; ++e) sums[warp][lane * kVector + e] = sum[e];
+  __syncthreads();
+  const int i = static_cast<int>(threadIdx.x), at = static_cast<int>(blockIdx.x) * kWarp * kVector + i;
+  if (i >= kWarp * kVector || at >= elements) return;
+  float total = sums[0][i];
+#pragma unroll
+  for (int w = 1; w < kWarps; ++w) total += sums[w][i];
+  s.out[at] = Finish(s, at % static_cast<int>(s.n), total);
+}
+
+template <int kTileM, int kTileN, bool kAcross>
+void LaunchTile(const DecomposeKShape& s, const SliceParams& p, dim3 grid, float* partials, cudaStream_t stream) {
+  LaunchKernelEarly(SliceKernel<kTileM, kTileN, kAcross>, grid, kThreads, Plan<kTileM, kTileN>::kShared, stream, p, s,
+                    partials);
+}
+
+bool Chunked(const void* data, int64_t stride_bytes) { return Aligned16(data, stride_bytes); }
+
+bool Across(const DecomposeKShape& s) {
+  return s.b.stride_outer == 1 && s.b.stride_k != 1 && s.n % 8 == 0 && Chunked(s.b.data, 2 * s.b.stride_k);
+}
+
+}  // namespace
+
+bool CanSlice(const DecomposeKShape& s) {
+  constexpr int64_t kMost = int64_t{1} << 30;
+  return TakesTensorCores(s) && s.m > 0 && s.n > 0 && s.k > 0 && s.k % 8 == 0 && s.m <= kMost >> 11 && s.n < kMost &&
+         s.k < kMost && s.m * s.n < kMost && s.a.stride_k == 1 && Chunked(s.a.data, 2 * s.a.stride_outer) &&
+         (Across(s) || (s.b.stride_k == 1 && Chunked(s.b.data, 2 * s.b.stride_outer)));
+}
+
+int SlicesOf(int64_t k, int splits) {
+  const int64_t stages = CeilDiv(k, kDepth), each = CeilDiv(stages, splits < 1 ? 1 : splits);
+  return static_cast<int>(CeilDiv(stages, each));
+}
+
+bool HasSliceTile(int tile_m, int tile_n) {
+  return (tile_m == 16 && (tile_n == 16 || tile_n == 32 || tile_n == 64)) ||
+         (tile_m == 32 && (tile_n == 32 || tile_n == 64)) || ((tile_m == 64 || tile_m == 128) && tile_n == 64);
+}
+
+void LaunchSlices(const DecomposeKShape& s, const DecomposeKPlan& plan, float* partials, cudaStream_t stream) {
+  SliceParams p;
+  p.a = static_cast<const char*>(s.a.data);
+  p.b = static_cast<const char*>(s.b.data);
+  p.a_stride = 2 * s.a.stride_outer;
+  const bool across = Across(s);
+  p.b_stride = 2 * (across ? s.b.stride_k : s.b.stride_outer);
+  p.m = static_cast<int>(s.m);
+  p.n = static_cast<int>(s.n);
+  p.k = static_cast<int>(s.k);
+  p.weights = s.weights;
+  const int splits = SlicesOf(s.k, plan.splits);
+  STILLHOUSE_CHECK(splits == plan.splits) << plan.splits << " slices of " << s.k;
+  p.slice = static_cast<int>(CeilDiv(CeilDiv(s.k, kDepth), splits) * kDepth);
+  const dim3 grid(static_cast<unsigned>(CeilDiv(s.n, plan.tile_n)), static_cast<unsigned>(CeilDiv(s.m, plan.tile_m)),
+                  static_cast<unsigned>(splits));
+  const auto run = [&](auto tile_m, auto tile_n) {
+    if (across) {
+      LaunchTile<decltype(tile_m)::value, decltype(tile_n)::value, true>(s, p, grid, partials, stream);
+    } else {
+      LaunchTile<decltype(tile_m)::value, decltype(tile_n)::value, false>(s, p, grid, partials, stream);
+    }
+  };
+  using std::integral_constant;
+  switch (plan.tile_m * 1000 + plan.tile_n) {
+    case 16016:
+      return run(integral_constant<int, 16>(), integral_constant<int, 16>());
+    case 16032:
+      return run(integral_constant<int, 16>(), integral_constant<int, 32>());
+    case 16064:
+      return run(integral_constant<int, 16>(), integral_constant<int, 64>());
+    case 32032:
+      return run(integral_constant<int, 32>(), integral_constant<int, 32>());
+    case 32064:
+      return run(integral_constant<int, 32>(), integral_constant<int, 64>());
+    case 64064:
+      return run(integral_constant<int, 64>(), integral_constant<int, 64>());
+    case 128064:
+      return run(integral_constant<int, 128>(), integral_constant<int, 64>());
+    default:
+      STILLHOUSE_CHECK(false) << "no tile of " << plan.tile_m << " x " << plan.tile_n;
+  }
+}
+
+void LaunchReduceSlices(const DecomposeKShape& s, int splits, const float* partials, cudaStream_t stream) {
+  STILLHOUSE_CHECK(s.m * s.n < int64_t{1} << 30) << s.m << " x " << s.n;
+  const int elements = static_cast<int>(s.m * s.n);
+  if (elements % 4 == 0 && elements >= 16384) {
+    LaunchKernelEarly(ReduceSlicesKernel<4>, static_cast<unsigned>(CeilDiv(elements, kWarp * 4)), kThreads, 0, stream,
+                      s, elements, splits, partials);
+  } else {
+    LaunchKernelEarly(ReduceSlicesKernel<1>, static_cast<unsigned>(CeilDiv(elements, kWarp)), kThreads, 0, stream, s,
+                      elements, splits, partials);
+  }
+}
+
+}  // namespace stillhouse::cuda

@@ -1,0 +1,26 @@
+// A way to run a product of decompose-K (kernels/ops/decompose_k.h) on a GPU.
+#ifndef STILLHOUSE_KERNELS_PLAN_DECOMPOSE_K_PLAN_H_
+#define STILLHOUSE_KERNELS_PLAN_DECOMPOSE_K_PLAN_H_
+
+#include <cstdint>
+
+namespace stillhouse {
+
+enum class DecomposeKWay : uint8_t {
+  kSlices,     // slices of K through shared memory, then a reducer (none for a single slice)
+  kFragments,  // slices of K from memory to registers, any operands, then a reducer
+  kCluster,    // one launch: the slices are a cluster's blocks; splits is a power of two, at most 16
+  kLibrary,    // cuBLAS, then a reducer that applies the epilogue
+};
+
+struct DecomposeKPlan {
+  DecomposeKWay way = DecomposeKWay::kFragments;
+  int tile_m = 16, tile_n = 16;  // the output's tile of a block
+  int splits = 1;                // slices of K
+
+  friend bool operator==(const DecomposeKPlan&, const DecomposeKPlan&) = default;
+};
+
+}  // namespace stillhouse
+
+#endif  // STILLHOUSE_KERNELS_PLAN_DECOMPOSE_K_PLAN_H_
