@@ -436,15 +436,21 @@ bool IsFragmentTile(int tile_m, int tile_n) {
 int64_t ChunksOf(const DecomposeKShape& s) { return s.k > 0 ? CeilDiv(s.k, kChunk) : 1; }
 
 // About one block a multiprocessor, in slices of at least two stages.
-DecomposeKPlan ChooseSlices(const DecomposeKShape& s, int multiprocessors, int splits) {
+DecomposeKPlan ChooseSlices(const DecomposeKShape& s, int multiprocessors, int splits, bool cluster) {
   DecomposeKPlan plan;
-  plan.way = DecomposeKWay::kSlices;
+  plan.way = cluster ? DecomposeKWay::kCluster : DecomposeKWay::kSlices;
   plan.tile_m = s.m <= 16 ? 16 : s.m <= 32 ? 32 : 64;
   plan.tile_n = plan.tile_m >= 32 ? (plan.tile_m == 64 || s.n > 32 ? 64 : 32) : s.n <= 16 ? 16 : 32;
   const int64_t tiles = CeilDiv(s.m, plan.tile_m) * CeilDiv(s.n, plan.tile_n);
   const int64_t most = CeilDiv(s.k, 128), fill = multiprocessors / tiles;
   const int64_t wanted = splits > 0 ? splits : fill < most ? fill : most;
   plan.splits = SlicesOf(s.k, static_cast<int>(wanted));
+  if (cluster) {
+    // A power of two that cuts K into as many slices as it says: 1 at last.
+    int size = plan.splits < kMaxCluster ? plan.splits : kMaxCluster;
+    while ((size & (size - 1)) != 0 || SlicesOf(s.k, size) != size) --size;
+    plan.splits = size;
+  }
   return plan;
 }
 
@@ -457,7 +463,7 @@ DecomposeKPlan ChooseDecomposeKPlan(const DecomposeKShape& s, int multiprocessor
   if (design == 0 && splits == 0 && CanUseLibrary(s) && s.m * s.n * s.k > kLibrary) {
     return {DecomposeKWay::kLibrary, 16, 16, 1};
   }
-  if (!cluster && CanSlice(s)) return ChooseSlices(s, multiprocessors, splits);
+  if (CanSlice(s)) return ChooseSlices(s, multiprocessors, splits, cluster);
   DecomposeKPlan plan;
   plan.way = cluster ? DecomposeKWay::kCluster : DecomposeKWay::kFragments;
   if (tensor && s.m > 16) plan.tile_m = plan.tile_n = 32;
@@ -484,8 +490,11 @@ bool CanRun(const DecomposeKShape& s, const DecomposeKPlan& plan, bool rows) {
              (TakesTensorCores(s) ? IsFragmentTile(plan.tile_m, plan.tile_n)
                                   : plan.tile_m == kSide && plan.tile_n == kSide);
     case DecomposeKWay::kCluster:
-      return TakesTensorCores(s) && !rows && IsFragmentTile(plan.tile_m, plan.tile_n) && plan.splits <= kMaxCluster &&
-             plan.splits <= ChunksOf(s) && (plan.splits & (plan.splits - 1)) == 0;
+      if (!TakesTensorCores(s) || rows || plan.splits > kMaxCluster || (plan.splits & (plan.splits - 1)) != 0) {
+        return false;
+      }
+      return CanSlice(s) ? HasSliceTile(plan.tile_m, plan.tile_n) && SlicesOf(s.k, plan.splits) == plan.splits
+                         : IsFragmentTile(plan.tile_m, plan.tile_n) && plan.splits <= ChunksOf(s);
     case DecomposeKWay::kLibrary:
       return CanUseLibrary(s) && plan.splits == 1;
   }
@@ -514,9 +523,11 @@ std::vector<DecomposeKPlan> DecomposeKCandidates(const DecomposeKShape& s, int m
       if (!CanSlice(s)) offer({DecomposeKWay::kFragments, tile_m, tile_n, static_cast<int>(splits)});
     }
     for (int splits : {4, 8, 16}) {
-      if (splits * tiles <= 2 * multiprocessors) offer({DecomposeKWay::kCluster, tile_m, tile_n, splits});
+      if (splits * tiles <= 2 * multiprocessors && splits * tiles >= 8)
+        offer({DecomposeKWay::kCluster, tile_m, tile_n, splits});
     }
-    offer({CanSlice(s) ? DecomposeKWay::kSlices : DecomposeKWay::kFragments, tile_m, tile_n, 1});
+    // One slice adds up all of K one after the other: exact enough only where it is short.
+    if (s.k <= 4096) offer({CanSlice(s) ? DecomposeKWay::kSlices : DecomposeKWay::kFragments, tile_m, tile_n, 1});
   }
   return plans;
 }
@@ -530,7 +541,9 @@ bool CanUseLibrary(const DecomposeKShape& s) {
 
 void LaunchDecomposeK(const DecomposeKShape& s, const DecomposeKPlan& plan, const DecomposeKRows* rows, float* partials,
                       cudaStream_t stream) {
-  if (plan.way == DecomposeKWay::kCluster) return LaunchProduct(s, plan, nullptr, stream);
+  if (plan.way == DecomposeKWay::kCluster) {
+    return CanSlice(s) ? LaunchSlices(s, plan, nullptr, stream) : LaunchProduct(s, plan, nullptr, stream);
+  }
   if (plan.way == DecomposeKWay::kSlices) {
     const bool finish = plan.splits == 1 && !rows;
     LaunchSlices(s, plan, finish ? nullptr : partials, stream);

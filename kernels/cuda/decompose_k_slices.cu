@@ -1,7 +1,12 @@
 // Products over slices of K by blocks of 256 threads: operands come through shared memory in stages of 64 of K
-// (cp.async, 16 bytes at a time, rotated so that ldmatrix meets no bank twice), as many stages ahead as fit, and go to
-// the tensor cores from there. Warps share the tile first and the steps of K then; their sums meet in shared memory.
+// (cp.async, 16 bytes at a time, rotated so that ldmatrix meets no bank twice) and go to the tensor cores from there. A
+// slice that fits is asked for at once; a longer one comes through a ring. Warps share the tile first and the steps of
+// K then; their sums meet in shared memory. The slices' sums meet in memory, where a second kernel adds them up, or in
+// the shared memory of a cluster, each of whose blocks finishes a part of the tile.
+#include <cooperative_groups.h>
 #include <cuda_bf16.h>
+
+#include <type_traits>
 
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/decompose_k_launch.h"
@@ -16,6 +21,8 @@
 namespace stillhouse::cuda {
 namespace {
 
+namespace cg = cooperative_groups;
+
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
 constexpr int kDepth = 64;  // of K, in a stage
@@ -27,10 +34,12 @@ struct Plan {
   static constexpr int kWarpM = kTileM < 32 ? kTileM : 32, kWarpN = kTileN < 32 ? kTileN : 32;  // a warp's part
   static constexpr int kWarpsM = kTileM / kWarpM, kWarpsN = kTileN / kWarpN, kWarpsK = kWarps / (kWarpsM * kWarpsN);
   static constexpr int kBytesA = kTileM * kDepth * 2, kBytesB = kTileN * kDepth * 2, kStageBytes = kBytesA + kBytesB;
-  static constexpr int kStages = kStageBytes <= 6144 ? 12 : kStageBytes <= 12288 ? 8 : kStageBytes <= 16384 ? 6 : 4;
+  static constexpr int kStages = kStageBytes <= 6144 ? 12 : kStageBytes <= 12288 ? 8 : 6;  // even
   static constexpr int kSumStride = kTileN + 8;  // floats: the eight rows of a fragment meet no bank twice
   static constexpr int kSumBytes = kWarpsK * kTileM * kSumStride * 4;
-  static constexpr int kShared = kStages * kStageBytes > kSumBytes ? kStages* kStageBytes : kSumBytes;
+  // What a block of a cluster receives lies behind all that it may still be reading.
+  static constexpr int kReceived = kStages * kStageBytes > kSumBytes ? kStages* kStageBytes : kSumBytes;
+  static constexpr int SharedBytes(bool cluster) { return kReceived + (cluster ? kTileM * kTileN * 4 : 0); }
 };
 
 struct SliceParams {
@@ -61,9 +70,14 @@ __global__ void __launch_bounds__(kThreads) SliceKernel(const SliceParams p, con
   const int begin = static_cast<int>(blockIdx.z) * p.slice, end = min(p.k, begin + p.slice);
   const int count = (end - begin + kDepth - 1) / kDepth;
 
-  const auto ask_a = [&](int stage) {
+  const cg::cluster_group cluster = cg::this_cluster();
+  const int blocks = static_cast<int>(cluster.num_blocks());
+  if (blocks > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+
+  // Stages past the slice's end are none.
+  const auto ask_a = [&](int stage, int slot) {
     if (stage >= count) return;
-    unsigned char* to = stages + stage % kStages * P::kStageBytes;
+    unsigned char* to = stages + slot * P::kStageBytes;
     const int k0 = begin + stage * kDepth;
 #pragma unroll
     for (int j = 0; j < (kTileM * kChunks + kThreads - 1) / kThreads; ++j) {
@@ -73,9 +87,9 @@ __global__ void __launch_bounds__(kThreads) SliceKernel(const SliceParams p, con
       CopyAsync16(to + AlongOffset(r, c), valid ? p.a + (row0 + r) * p.a_stride + k * 2 : p.a, valid);
     }
   };
-  const auto ask_b = [&](int stage) {
+  const auto ask_b = [&](int stage, int slot) {
     if (stage >= count) return;
-    unsigned char* to = stages + stage % kStages * P::kStageBytes + P::kBytesA;
+    unsigned char* to = stages + slot * P::kStageBytes + P::kBytesA;
     const int k0 = begin + stage * kDepth;
 #pragma unroll
     for (int j = 0; j < (kTileN * kChunks + kThreads - 1) / kThreads; ++j) {
@@ -93,61 +107,89 @@ __global__ void __launch_bounds__(kThreads) SliceKernel(const SliceParams p, con
     }
   };
 
-  if (p.weights) {
-    LetNextKernelStart();
-#pragma unroll 1
-    for (int stage = 0; stage < kStages - 1; ++stage) ask_b(stage);
-  }
-  WaitForPreviousKernel();
-  if (!p.weights) LetNextKernelStart();
-#pragma unroll 1
-  for (int stage = 0; stage < kStages - 1; ++stage) {
-    ask_a(stage);
-    if (!p.weights) ask_b(stage);
-    CopyAsyncCommit();
-  }
-
   const int warp_k = warp / (P::kWarpsM * P::kWarpsN), warp_n = warp % P::kWarpsN,
             warp_m = warp / P::kWarpsN % P::kWarpsM;
   const int part_m = warp_m * P::kWarpM, part_n = warp_n * P::kWarpN;
   float sum[P::kWarpM / 16][P::kWarpN / 8][4] = {};
-  for (int stage = 0; stage < count; ++stage) {
-    CopyAsyncWait<kStages - 2>();
-    __syncthreads();  // this stage is here, and the one before it is read
-    ask_a(stage + kStages - 1);
-    ask_b(stage + kStages - 1);
-    CopyAsyncCommit();
-    const unsigned char* a = stages + stage % kStages * P::kStageBytes;
+  const auto multiply = [&](int slot, int q) {
+    const unsigned char* a = stages + slot * P::kStageBytes;
     const unsigned char* b = a + P::kBytesA;
+    uint32_t rows[P::kWarpM / 16][4], columns[P::kWarpN / 16][4];
 #pragma unroll
-    for (int q = 0; q < kDepth / 16; ++q) {
-      if ((stage * (kDepth / 16) + q) % P::kWarpsK != warp_k) continue;
-      uint32_t rows[P::kWarpM / 16][4], columns[P::kWarpN / 16][4];
+    for (int i = 0; i < P::kWarpM / 16; ++i) {
+      LoadMatrices(rows[i], a + AlongOffset(part_m + i * 16 + lane % 16, q * 2 + lane / 16));
+    }
 #pragma unroll
-      for (int i = 0; i < P::kWarpM / 16; ++i) {
-        LoadMatrices(rows[i], a + AlongOffset(part_m + i * 16 + lane % 16, q * 2 + lane / 16));
-      }
-#pragma unroll
-      for (int j = 0; j < P::kWarpN / 16; ++j) {
-        if constexpr (kAcross) {
-          LoadMatricesTransposed(columns[j],
-                                 b + AcrossOffset<kTileN>(q * 16 + lane % 16, part_n / 8 + j * 2 + lane / 16));
-        } else {
-          LoadMatrices(columns[j], b + AlongOffset(part_n + j * 16 + lane % 8 + lane / 16 * 8, q * 2 + lane / 8 % 2));
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < P::kWarpM / 16; ++i) {
-#pragma unroll
-        for (int j = 0; j < P::kWarpN / 16; ++j) {
-          MultiplyAdd(sum[i][2 * j], rows[i], columns[j][0], columns[j][1]);
-          MultiplyAdd(sum[i][2 * j + 1], rows[i], columns[j][2], columns[j][3]);
-        }
+    for (int j = 0; j < P::kWarpN / 16; ++j) {
+      if constexpr (kAcross) {
+        LoadMatricesTransposed(columns[j],
+                               b + AcrossOffset<kTileN>(q * 16 + lane % 16, part_n / 8 + j * 2 + lane / 16));
+      } else {
+        LoadMatrices(columns[j], b + AlongOffset(part_n + j * 16 + lane % 8 + lane / 16 * 8, q * 2 + lane / 8 % 2));
       }
     }
+#pragma unroll
+    for (int i = 0; i < P::kWarpM / 16; ++i) {
+#pragma unroll
+      for (int j = 0; j < P::kWarpN / 16; ++j) {
+        MultiplyAdd(sum[i][2 * j], rows[i], columns[j][0], columns[j][1]);
+        MultiplyAdd(sum[i][2 * j + 1], rows[i], columns[j][2], columns[j][3]);
+      }
+    }
+  };
+  constexpr int kSteps = kDepth / 16;  // of a stage
+
+  const bool whole = count <= kStages;
+  const int first = whole ? count : kStages - 2;  // stages asked for before anything is multiplied
+  if (p.weights) {
+    LetNextKernelStart();
+#pragma unroll 1
+    for (int stage = 0; stage < first; ++stage) ask_b(stage, stage);
+  }
+  WaitForPreviousKernel();
+  if (!p.weights) LetNextKernelStart();
+  if (whole) {
+#pragma unroll 1
+    for (int stage = 0; stage < count; ++stage) {
+      ask_a(stage, stage);
+      if (!p.weights) ask_b(stage, stage);
+    }
+    CopyAsyncCommit();
+    CopyAsyncWait<0>();
+    __syncthreads();
+#pragma unroll 2
+    for (int step = warp_k; step < count * kSteps; step += P::kWarpsK) multiply(step / kSteps, step % kSteps);
+  } else {
+    // Two stages to a barrier.
+#pragma unroll 1
+    for (int stage = 0; stage < first; ++stage) {
+      ask_a(stage, stage);
+      if (!p.weights) ask_b(stage, stage);
+      if (stage % 2 == 1) CopyAsyncCommit();
+    }
+    int slot = 0, free_slot = first;
+#pragma unroll 1
+    for (int stage = 0; stage < count; stage += 2) {
+      CopyAsyncWait<kStages / 2 - 2>();
+      __syncthreads();  // these two are here, and the two before them are read
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        ask_a(stage + first + i, free_slot + i);
+        ask_b(stage + first + i, free_slot + i);
+      }
+      CopyAsyncCommit();
+      free_slot = free_slot + 2 == kStages ? 0 : free_slot + 2;
+      const int steps = stage + 1 < count ? 2 * kSteps : kSteps;
+#pragma unroll
+      for (int i = 0; i < 2 * kSteps; i += P::kWarpsK) {
+        const int step = i + warp_k;
+        if (step < steps) multiply(slot + step / kSteps, step % kSteps);
+      }
+      slot = slot + 2 == kStages ? 0 : slot + 2;
+    }
+    CopyAsyncWait<0>();
   }
 
-  CopyAsyncWait<0>();
   __syncthreads();
   float* sums = reinterpret_cast<float*>(stages);  // [kWarpsK][kTileM][kSumStride]
 #pragma unroll
@@ -159,7 +201,10 @@ __global__ void __launch_bounds__(kThreads) SliceKernel(const SliceParams p, con
       *reinterpret_cast<float2*>(to + 8 * P::kSumStride) = make_float2(sum[i][j][2], sum[i][j][3]);
     }
   }
+  if (blocks > 1) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");  // every block has begun
   __syncthreads();
+  float* received = reinterpret_cast<float*>(stages + P::kReceived);  // [blocks][kTileM · kTileN / blocks]
+  const int part = kTileM * kTileN / blocks;
 #pragma unroll
   for (int j = 0; j < kTileM * kTileN / kThreads; ++j) {
     const int i = thread + j * kThreads, r = i / kTileN, c = i % kTileN;
@@ -169,11 +214,25 @@ __global__ void __launch_bounds__(kThreads) SliceKernel(const SliceParams p, con
 #pragma unroll
     for (int w = 1; w < P::kWarpsK; ++w) total += sums[(w * kTileM + r) * P::kSumStride + c];
     const int64_t at = static_cast<int64_t>(row0 + r) * p.n + column0 + c;
-    if (partials) {
+    if (blocks > 1) {
+      const int owner = i / part;
+      *cluster.map_shared_rank(received + static_cast<int>(cluster.block_rank()) * part + i - owner * part, owner) =
+          total;
+    } else if (partials) {
       partials[static_cast<int64_t>(blockIdx.z) * p.m * p.n + at] = total;
     } else {
       s.out[at] = Finish(s, column0 + c, total);
     }
+  }
+  if (blocks == 1) return;
+  cluster.sync();
+  for (int i = thread; i < part; i += kThreads) {
+    const int place = static_cast<int>(cluster.block_rank()) * part + i, r = place / kTileN, c = place % kTileN;
+    if (row0 + r >= p.m || column0 + c >= p.n) continue;
+    float total = received[i];
+#pragma unroll 8
+    for (int from = 1; from < blocks; ++from) total += received[from * part + i];
+    s.out[static_cast<int64_t>(row0 + r) * p.n + column0 + c] = Finish(s, column0 + c, total);
   }
 }
 
@@ -215,9 +274,28 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <int kTileM, int kTileN, bool kAcross>
-void LaunchTile(const DecomposeKShape& s, const SliceParams& p, dim3 grid, float* partials, cudaStream_t stream) {
-  LaunchKernelEarly(SliceKernel<kTileM, kTileN, kAcross>, grid, kThreads, Plan<kTileM, kTileN>::kShared, stream, p, s,
-                    partials);
+void LaunchTile(const DecomposeKShape& s, const SliceParams& p, dim3 grid, bool cluster, float* partials,
+                cudaStream_t stream) {
+  const auto kernel = SliceKernel<kTileM, kTileN, kAcross>;
+  const int shared_bytes = Plan<kTileM, kTileN>::SharedBytes(cluster);
+  AllowShared(kernel, shared_bytes);
+  if (cluster && grid.z > 8) {
+    STILLHOUSE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+  }
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = attributes[1].val.clusterDim.y = 1;
+  attributes[1].val.clusterDim.z = grid.z;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = cluster ? 2 : 1;
+  STILLHOUSE_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, p, s, partials));
 }
 
 bool Chunked(const void* data, int64_t stride_bytes) { return Aligned16(data, stride_bytes); }
@@ -250,7 +328,7 @@ void LaunchSlices(const DecomposeKShape& s, const DecomposeKPlan& plan, float* p
   p.a = static_cast<const char*>(s.a.data);
   p.b = static_cast<const char*>(s.b.data);
   p.a_stride = 2 * s.a.stride_outer;
-  const bool across = Across(s);
+  const bool across = Across(s), cluster = plan.way == DecomposeKWay::kCluster && plan.splits > 1;
   p.b_stride = 2 * (across ? s.b.stride_k : s.b.stride_outer);
   p.m = static_cast<int>(s.m);
   p.n = static_cast<int>(s.n);
@@ -263,9 +341,9 @@ void LaunchSlices(const DecomposeKShape& s, const DecomposeKPlan& plan, float* p
                   static_cast<unsigned>(splits));
   const auto run = [&](auto tile_m, auto tile_n) {
     if (across) {
-      LaunchTile<decltype(tile_m)::value, decltype(tile_n)::value, true>(s, p, grid, partials, stream);
+      LaunchTile<decltype(tile_m)::value, decltype(tile_n)::value, true>(s, p, grid, cluster, partials, stream);
     } else {
-      LaunchTile<decltype(tile_m)::value, decltype(tile_n)::value, false>(s, p, grid, partials, stream);
+      LaunchTile<decltype(tile_m)::value, decltype(tile_n)::value, false>(s, p, grid, cluster, partials, stream);
     }
   };
   using std::integral_constant;

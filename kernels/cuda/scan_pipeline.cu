@@ -1,8 +1,6 @@
 // A scan in a single pass whose steps run in warps of their own: while some tiles of a block are on their way into
 // shared memory, another one is summed, another's prefix is looked up, and another is scanned and written.
 //
-// What fits the registers of all multiprocessors at once needs no pipeline: a tile a block, read in one go.
-//
 // Every block finds prefixes by itself: it adds up all totals that came before, group by group, in an order that
 // depends on the tile alone. So floats repeat their bits, and no tile waits for a neighbour's prefix.
 #include <type_traits>
@@ -20,9 +18,10 @@ namespace {
 
 constexpr int kScanners = 8;  // warps; each has a stretch of the tile
 constexpr int kSummers = 4;   // warps
-constexpr int kThreads = (2 + kSummers + kScanners) * kWarp;
-constexpr int kBlockWarps = 32;  // where a block has one tile
-constexpr int kRounds = 4;       // words of a group that a lane reads
+constexpr int kLookers = 3;   // warps, that take tiles in turn: finding a prefix waits for memory
+constexpr int kThreads = (1 + kLookers + kSummers + kScanners) * kWarp;
+constexpr int kFirstSummer = 1 + kLookers, kFirstScanner = kFirstSummer + kSummers;
+constexpr int kRounds = 4;  // words of a group that a lane reads
 constexpr int kGroup = kRounds * kWarp;
 constexpr int kSlotBytes = 6 * 32768;  // of all slots
 constexpr uint32_t kNoTile = 0xffffffffu;
@@ -44,7 +43,7 @@ struct Room {
   Item prefix[kSlots];
 };
 
-// Finds prefixes of ascending tiles; one warp.
+// Finds prefixes of ascending tiles; a warp.
 template <typename T, bool kSegmented>
 struct LookBack {
   using Item = ScanItem<T, kSegmented>;
@@ -162,6 +161,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     const uint64_t policy = CachePolicy(once);
     // While slots are free anyway the next ticket is on its way early.
     uint32_t next = atomicAdd(ticket, 1u);
+    int ends = 0;
     for (int turn = 0;; ++turn) {
       const int slot = slot_of(turn);
       uint32_t tile = next;
@@ -181,12 +181,14 @@ __global__ void __launch_bounds__(kThreads, 1)
       } else {
         Arrive(&shared.full[slot]);
       }
-      if (end) return;
+      // Everyone who takes turns must meet an end.
+      ends += end ? 1 : 0;
+      if (ends == kLookers) return;
     }
   }
-  if (warp == 1) {
+  if (warp <= kLookers) {
     LookBack<T, kSegmented> back;
-    for (int turn = 0;; ++turn) {
+    for (int turn = warp - 1;; turn += kLookers) {
       const uint32_t tile = tile_of(turn);
       if (tile == kNoTile) return;
       const uint32_t row = tile / tiles;
@@ -200,28 +202,28 @@ __global__ void __launch_bounds__(kThreads, 1)
       __syncwarp();
     }
   }
-  if (warp < 2 + kSummers) {
+  if (warp < kFirstScanner) {
     for (int turn = 0;; ++turn) {
       const uint32_t tile = tile_of(turn);
       if (tile == kNoTile) return;
       Item(&totals)[kScanners] = shared.totals[slot_of(turn)];
 #pragma unroll
       for (int s = 0; s < kScanners / kSummers; ++s) {
-        const int stretch = (warp - 2) * (kScanners / kSummers) + s;
+        const int stretch = (warp - kFirstSummer) * (kScanners / kSummers) + s;
         Piece piece;
         take(piece, tile, turn, stretch);
         const Item total = piece.Total();
         if (lane == 0) totals[stretch] = total;
       }
       WarpgroupBarrier(1);
-      if (warp == 2 && lane == 0) {
+      if (warp == kFirstSummer && lane == 0) {
         Publish(static_cast<W*>(words) + tile, FoldTotals(totals), kTotal);
         Arrive(&shared.summed[slot_of(turn)]);
       }
       __syncwarp();
     }
   }
-  const int stretch = warp - 2 - kSummers;
+  const int stretch = warp - kFirstScanner;
   for (int turn = 0;; ++turn) {
     const uint32_t tile = tile_of(turn);
     if (tile == kNoTile) return;
@@ -237,54 +239,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 static_assert(kSummers * kWarp == 128, "WarpgroupBarrier");
-
-// A tile a block, a stretch a warp, in registers from the time it is read until it is written.
-template <typename T, bool kSegmented, int kVectors>
-__global__ void __launch_bounds__(kBlockWarps* kWarp, 1)
-    BlockTileKernel(ScanView<T> view, uint32_t rows, uint32_t tiles, uint32_t* ticket, void* words) {
-  using Item = ScanItem<T, kSegmented>;
-  using W = Word<sizeof(T)>;
-  using Piece = Stretch<T, kSegmented, kVectors>;
-  __shared__ Item totals[kBlockWarps], starts[kBlockWarps], before[kBlockWarps];
-  __shared__ uint32_t taken;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
-  WaitForPreviousKernel();
-  LetNextKernelStart();
-  if (threadIdx.x == 0) taken = atomicAdd(ticket, 1u);
-  __syncthreads();
-  const uint32_t row = taken / tiles, t = taken % tiles;
-  const int64_t begin = (int64_t{t} * kBlockWarps + warp) * Piece::kItems;
-  Piece piece;
-  piece.Load(view, row, begin);
-  piece.Scan();
-  if (lane == 0) totals[warp] = piece.total;
-  __syncthreads();
-  W* of_row = static_cast<W*>(words) + static_cast<int64_t>(row) * tiles;
-  if (warp == 0) {
-    const Item end = WarpScan(totals[lane]);
-    if (lane == kWarp - 1) Publish(of_row + t, end, kTotal);
-    const Item below = ShuffleUp(end, 1);
-    starts[lane] = lane == 0 ? Item() : below;
-  }
-  // A warp adds up 32 of the tiles before; a row has no more than a block has threads.
-  const uint32_t other = threadIdx.x;
-  if (warp * kWarp < static_cast<int>(t)) {
-    Item item;
-    if (other < t) {
-      W word = W::Load(of_row + other);
-      while (StateOf(word) == kNothing) word = W::Load(of_row + other);
-      item = ItemOf<Item>(word);
-    }
-    __syncwarp();
-    item = WarpChain(item);
-    if (lane == 0) before[warp] = item;
-  }
-  __syncthreads();
-  Item prefix;
-  for (uint32_t w = 0; w * kWarp < t; ++w) prefix = prefix.Then(before[w]);
-  piece.Store(view, row, begin, prefix.Then(starts[warp]));
-}
-static_assert(kBlockWarps == kWarp);
+static_assert(Room<float, false, 8>::kSlots > kLookers, "a slot before an end was a tile's");
 
 __global__ void __launch_bounds__(kZeroThreads) ZeroKernel(uint4* to, int64_t count) {
   WaitForPreviousKernel();
@@ -302,37 +257,21 @@ int Multiprocessors() {
   return count;
 }
 
-// How a scan is cut: one tile a block, or a pipeline; vectors of 16 bytes of a lane.
+// How a scan is cut.
 struct Cut {
-  bool block_tiles;
-  int vectors;
+  int vectors;    // of 16 bytes, of a lane
   int64_t tiles;  // of a row
 };
 
-Cut CutOf(const ScanShape& s, int multiprocessors) {
-  const int64_t of_vector = kWarp * 16 / BytesOf(s.element);  // elements that a warp reads at once
-  // Longer items leave fewer registers.
-  const int most = s.heads || s.element == ScanElement::kInt64 ? 4 : 8;
-  for (int vectors = 2; vectors <= most; vectors *= 2) {
-    const int64_t tiles = CeilDiv(s.n, kBlockWarps * vectors * of_vector);
-    if (s.rows * tiles <= multiprocessors && tiles <= kBlockWarps * kWarp) return {true, vectors, tiles};
-  }
+Cut CutOf(const ScanShape& s) {
   // Small tiles where there are few.
   const int vectors = s.rows * s.n * BytesOf(s.element) <= int64_t{1} << 25 ? 4 : 8;
-  return {false, vectors, CeilDiv(s.n, kScanners * vectors * of_vector)};
+  return {vectors, CeilDiv(s.n, kScanners * kWarp * vectors * 16 / BytesOf(s.element))};
 }
 
 int64_t ScratchOf(const ScanShape& s, const Cut& cut) {
   // Whole vectors of 16 bytes.
   return kHead + CeilDiv(s.rows * cut.tiles * 2 * BytesOf(s.element), 16) * 16;
-}
-
-// Calls body with a number of vectors as a constant.
-template <typename Body>
-void WithVectors(int vectors, const Body& body) {
-  if (vectors == 2) return body(std::integral_constant<int, 2>());
-  if (vectors == 4) return body(std::integral_constant<int, 4>());
-  body(std::integral_constant<int, 8>());
 }
 
 template <typename Kernel, typename... Arguments>
@@ -353,11 +292,11 @@ void LaunchEarly(Kernel* kernel, unsigned blocks, int threads, size_t shared_byt
 
 }  // namespace
 
-int64_t PipelineScanScratch(const ScanShape& s) { return ScratchOf(s, CutOf(s, Multiprocessors())); }
+int64_t PipelineScanScratch(const ScanShape& s) { return ScratchOf(s, CutOf(s)); }
 
 void LaunchPipelineScan(const ScanShape& s, void* scratch, cudaStream_t stream) {
   const int multiprocessors = Multiprocessors();
-  const Cut cut = CutOf(s, multiprocessors);
+  const Cut cut = CutOf(s);
   const int64_t all = s.rows * cut.tiles;
   STILLHOUSE_CHECK(all < int64_t{1} << 30) << all << " tiles";
   const int64_t zeros = ScratchOf(s, cut) / 16;
@@ -372,19 +311,11 @@ void LaunchPipelineScan(const ScanShape& s, void* scratch, cudaStream_t stream) 
   WithTypes(s, [&](auto view, auto segmented) {
     using T = std::remove_pointer_t<decltype(view.out)>;
     constexpr bool kSegmented = decltype(segmented)::value;
-    WithVectors(cut.vectors, [&](auto vectors) {
-      constexpr int kVectors = decltype(vectors)::value;
-      if (cut.block_tiles) {
-        if constexpr (kVectors <= 4 || (sizeof(T) == 4 && !kSegmented)) {
-          LaunchEarly(BlockTileKernel<T, kSegmented, kVectors>, blocks, kBlockWarps * kWarp, 0, stream, view, rows,
-                      tiles, ticket, words);
-        }
-      } else if constexpr (kVectors >= 4) {
-        const auto kernel = PipelineKernel<T, kSegmented, kVectors>;
-        STILLHOUSE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSlotBytes));
-        LaunchEarly(kernel, blocks, kThreads, kSlotBytes, stream, view, rows, tiles, once, ticket, words);
-      }
-    });
+    const auto launch = [&](auto kernel) {
+      STILLHOUSE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSlotBytes));
+      LaunchEarly(kernel, blocks, kThreads, kSlotBytes, stream, view, rows, tiles, once, ticket, words);
+    };
+    cut.vectors == 4 ? launch(PipelineKernel<T, kSegmented, 4>) : launch(PipelineKernel<T, kSegmented, 8>);
   });
 }
 
