@@ -91,6 +91,8 @@ void AddFlags(CLI::App* app, stillhouse::ServerConfig* c, double* drain_seconds,
       {{"f32", stillhouse::GpuWeights::kF32}, {"bf16", stillhouse::GpuWeights::kBf16}},
       "What a GPU decodes the model's matrices to: f32 (answers as on the CPU) or bf16 (faster, rounded)")
       ->default_str("f32");
+  machine->add_option("--plans", c->plans,
+                      "Plan file of stillhouse-tune: how products run on this GPU, over what comes with the server");
   machine->add_option("--threads", c->threads, "Processor threads; 0 is one for each core")
       ->capture_default_str()
       ->check(CLI::Range(0, 1024));

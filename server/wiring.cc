@@ -15,6 +15,7 @@
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/ops/kernel_table.h"
+#include "kernels/plan/plans_in_use.h"
 #include "server/corpus/build_queue.h"
 #include "server/corpus/directory.h"
 #include "server/engine/engine.h"
@@ -69,8 +70,17 @@ absl::StatusOr<std::string> ReadFile(const std::string& flag, const std::string&
   return text.str();
 }
 
+absl::Status Explain(const std::string& what, const absl::Status& status) {
+  return absl::Status(status.code(), StrCat(what, ": ", ToStd(status.message())));
+}
+
 // `why_cpu` says what kept kAuto from the GPU.
 absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const ServerConfig& config, absl::Status* why_cpu) {
+  if (!config.plans.empty()) {
+    const absl::StatusOr<PlanBook> plans = PlanBook::Load(config.plans);
+    if (!plans.ok()) return Explain("--plans", plans.status());
+    UsePlans(*plans);
+  }
   CpuBackendOptions cpu;
   cpu.threads = config.threads;
   if (config.device == Device::kCpu) return MakeCpuBackend(cpu);
@@ -81,10 +91,6 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const ServerConfig& config,
   if (backend.ok() || config.device == Device::kCuda) return backend;
   *why_cpu = backend.status();
   return MakeCpuBackend(cpu);
-}
-
-absl::Status Explain(const std::string& what, const absl::Status& status) {
-  return absl::Status(status.code(), StrCat(what, ": ", ToStd(status.message())));
 }
 
 // Every matrix and vector of the model, once.

@@ -25,6 +25,7 @@ struct ServerConfig {
 
   Device device = Device::kAuto;
   GpuWeights gpu_weights = GpuWeights::kF32;
+  std::string plans;    // file of stillhouse-tune; empty: what comes with the program
   int threads = 0;      // 0: one per core
   int64_t context = 0;  // positions; 0: the model's
   int64_t max_sequences = 16;

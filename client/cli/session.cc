@@ -105,6 +105,7 @@ void DeclareProgram(CLI::App& app, Session& session) {
   AddServerCommands(app, session);
   AddBenchCommand(app, session);
   AddEvalCommand(app, session);
+  AddTuneCommand(app, session);
   AddCompletionCommand(app, session);
 }
 

@@ -54,6 +54,7 @@ void AddTenantCommands(CLI::App& app, Session& session);
 void AddServerCommands(CLI::App& app, Session& session);
 void AddBenchCommand(CLI::App& app, Session& session);
 void AddEvalCommand(CLI::App& app, Session& session);
+void AddTuneCommand(CLI::App& app, Session& session);
 void AddCompletionCommand(CLI::App& app, Session& session);
 
 }  // namespace stillhouse::client
