@@ -98,7 +98,6 @@ void DecomposeK(Backend& backend, const DecomposeKArgs& args) {
   shape.scale = options.scale;
   if (args.bias) shape.bias = args.bias.f32();
   if (args.out) shape.out = args.out.f32();
-  shape.weights = options.b_is_weight;
   DecomposeKRows rows;
   if (OverRows(options.epilogue)) {
     rows.op = options.epilogue == Epilogue::kSoftmax ? RowOp::kSoftmax

@@ -439,8 +439,8 @@ int64_t ChunksOf(const DecomposeKShape& s) { return s.k > 0 ? CeilDiv(s.k, kChun
 DecomposeKPlan ChooseSlices(const DecomposeKShape& s, int multiprocessors, int splits, bool cluster) {
   DecomposeKPlan plan;
   plan.way = cluster ? DecomposeKWay::kCluster : DecomposeKWay::kSlices;
-  plan.tile_m = s.m <= 16 ? 16 : s.m <= 32 ? 32 : 64;
-  plan.tile_n = plan.tile_m >= 32 ? (plan.tile_m == 64 || s.n > 32 ? 64 : 32) : s.n <= 16 ? 16 : 32;
+  plan.tile_m = s.m <= 16 ? 16 : 32;
+  plan.tile_n = plan.tile_m == 32 ? (s.n > 32 ? 64 : 32) : s.n > 16 ? 32 : 16;
   const int64_t tiles = CeilDiv(s.m, plan.tile_m) * CeilDiv(s.n, plan.tile_n);
   const int64_t most = CeilDiv(s.k, 128), fill = multiprocessors / tiles;
   const int64_t wanted = splits > 0 ? splits : fill < most ? fill : most;

@@ -28,7 +28,6 @@ struct DecomposeKShape {
   float scale = 1.0f;
   const float* bias = nullptr;  // [n] or null
   float* out = nullptr;         // [m, n]
-  bool weights = false;         // nothing in the stream writes B
 };
 
 struct DecomposeKRows {

@@ -47,7 +47,6 @@ struct SliceParams {
   const char* b;
   int64_t a_stride, b_stride;  // bytes: of rows of A; of columns of B, or (kAcross) of rows of B
   int m, n, k, slice;          // slice: of K, a multiple of kDepth
-  bool weights;                // B may be read before the kernels before this one have ended
 };
 
 // Where chunk c (8 columns) of row r of K lies, in a matrix kColumns wide whose rows share lines of 128 bytes.
@@ -141,18 +140,13 @@ __global__ void __launch_bounds__(kThreads) SliceKernel(const SliceParams p, con
 
   const bool whole = count <= kStages;
   const int first = whole ? count : kStages - 2;  // stages asked for before anything is multiplied
-  if (p.weights) {
-    LetNextKernelStart();
-#pragma unroll 1
-    for (int stage = 0; stage < first; ++stage) ask_b(stage, stage);
-  }
   WaitForPreviousKernel();
-  if (!p.weights) LetNextKernelStart();
+  LetNextKernelStart();
   if (whole) {
 #pragma unroll 1
     for (int stage = 0; stage < count; ++stage) {
       ask_a(stage, stage);
-      if (!p.weights) ask_b(stage, stage);
+      ask_b(stage, stage);
     }
     CopyAsyncCommit();
     CopyAsyncWait<0>();
@@ -164,7 +158,7 @@ __global__ void __launch_bounds__(kThreads) SliceKernel(const SliceParams p, con
 #pragma unroll 1
     for (int stage = 0; stage < first; ++stage) {
       ask_a(stage, stage);
-      if (!p.weights) ask_b(stage, stage);
+      ask_b(stage, stage);
       if (stage % 2 == 1) CopyAsyncCommit();
     }
     int slot = 0, free_slot = first;
@@ -243,9 +237,8 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ float sums[kWarps][kWarp * kVector];
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
   const int first = (static_cast<int>(blockIdx.x) * kWarp + lane) * kVector;
-  if (s.weights) LetNextKernelStart();
   WaitForPreviousKernel();
-  if (!s.weights) LetNextKernelStart();
+  LetNextKernelStart();
   float sum[kVector] = {};
   if (first < elements) {
 #pragma unroll 8
@@ -333,7 +326,6 @@ void LaunchSlices(const DecomposeKShape& s, const DecomposeKPlan& plan, float* p
   p.m = static_cast<int>(s.m);
   p.n = static_cast<int>(s.n);
   p.k = static_cast<int>(s.k);
-  p.weights = s.weights;
   const int splits = SlicesOf(s.k, plan.splits);
   STILLHOUSE_CHECK(splits == plan.splits) << plan.splits << " slices of " << s.k;
   p.slice = static_cast<int>(CeilDiv(CeilDiv(s.k, kDepth), splits) * kDepth);

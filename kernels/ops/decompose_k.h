@@ -34,8 +34,6 @@ struct DecomposeKOptions {
   int32_t sinkhorn_n = 0;
   int32_t sinkhorn_rounds = 20;
   float sinkhorn_eps = 1e-6f;  // added to every sum that divides
-  // Nothing that is still under way writes b, as is so of weights: it may be read before the work before this has ended.
-  bool b_is_weight = false;
   // Left alone, chosen by shape. The cluster design has the epilogues of single elements only.
   DecomposeKDesign design = DecomposeKDesign::kAuto;
   int32_t splits = 0;  // slices of K; 0: chosen

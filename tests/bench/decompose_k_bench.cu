@@ -74,8 +74,7 @@ struct Bench {
     shape.k = k;
     shape.op = cuda::ElementOp::kRelu;
     shape.out = out;
-    const auto time = [&](const DecomposeKPlan& plan, bool weights = false) {
-      shape.weights = weights;
+    const auto time = [&](const DecomposeKPlan& plan) {
       STILLHOUSE_CUDA_CHECK(cudaMemset(out, 0xff, want.size() * 4));
       STILLHOUSE_CUDA_CHECK(cudaDeviceSynchronize());
       const auto work = [&] {
@@ -117,7 +116,6 @@ struct Bench {
     const DecomposeKPlan chosen = cuda::ChooseDecomposeKPlan(shape, 132, false, 0, 0);
     row_of("", time(chosen), chosen);
     row_of(", best of the sweep", best_time, best);
-    if (best.way != DecomposeKWay::kLibrary) row_of(", the same, B known to be a weight", time(best, true), best);
     for (void* p : {static_cast<void*>(a), static_cast<void*>(b), static_cast<void*>(c), static_cast<void*>(reference),
                     static_cast<void*>(out), static_cast<void*>(partials)}) {
       STILLHOUSE_CUDA_CHECK(cudaFree(p));

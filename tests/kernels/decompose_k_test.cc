@@ -109,7 +109,6 @@ TEST(DecomposeK, MatchesReferenceHoweverOperandsLie) {
               DecomposeKOptions options;
               options.design = design;
               options.splits = splits;
-              options.b_is_weight = splits == 3;
               PoisonNext(ctx, {m, n});
               EXPECT_LE(RelativeError(DecomposeK(ctx, ta, tb, options), p.c), kForwardTolerance)
                   << m << "x" << n << "x" << k << " " << DTypeName(dtype) << " lie " << int(a) << int(b) << " design "
