@@ -38,6 +38,7 @@ void AddTuneCommand(CLI::App& app, Session& session) {
       app.add_subcommand("tune", "Find the fastest ways to run products on this machine's GPU (runs stillhouse-tune)");
   // All that follows is that program's, --help too.
   tune->prefix_command();
+  tune->fallthrough(false);
   tune->set_help_flag();
   tune->callback([tune, &session] { session.action = [arguments = tune->remaining()] { return Tune(arguments); }; });
 }

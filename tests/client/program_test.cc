@@ -101,6 +101,14 @@ TEST(Program, EveryCommandHasHelp) {
   }
 }
 
+TEST(Program, TuneTakesWhatever) {
+  for (const auto& arguments : std::vector<std::vector<std::string>>{
+           {"tune"}, {"tune", "--help"}, {"tune", "--output", "h.plans", "--product", "256,7168"}}) {
+    const auto parsed = Parse(arguments);
+    EXPECT_EQ(parsed->code, 0) << arguments.back();
+  }
+}
+
 TEST(Program, LocalMistakesAreUsageErrors) {
   for (const auto& arguments : std::vector<std::vector<std::string>>{{"ask", "what?"},
                                                                      {"ask", "--cache", "x"},
