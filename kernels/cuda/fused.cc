@@ -51,7 +51,7 @@ void NormLinear(Backend& backend, const NormLinearArgs& args) {
     SkinnyParams p = Normed(backend, args.x, args.norm, args.eps, args.weight);
     p.out = args.out.f32();
     p.out_stride = args.out.stride(0);
-    if (CanSkinny(p)) return LaunchSkinny(p, StreamOf(backend));
+    if (SkinnyPays(p) && CanSkinny(p)) return LaunchSkinny(p, StreamOf(backend));
   }
   LinearInto(backend, NormRows(backend, args.x, args.norm, args.eps, bf16), args.weight, Tensor(), args.out);
 }

@@ -101,7 +101,7 @@ bool RunSkinny(Backend& backend, const Tensor& x, const Tensor& weight, const Te
   p.out_stride = RowStride(out);
   p.add = add;
   p.multiprocessors = DeviceOf(backend).multiprocessors();
-  if (!CanSkinny(p)) return false;
+  if (!SkinnyPays(p) || !CanSkinny(p)) return false;
   LaunchSkinny(p, StreamOf(backend));
   return true;
 }

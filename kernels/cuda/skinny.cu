@@ -17,11 +17,9 @@ using Bf16 = __nv_bfloat16;
 
 constexpr int kWarps = 8, kWorkers = kWarps * kWarp, kThreads = kWorkers + kWarp;  // a warp fetches for the others
 constexpr int kTile = kSkinnyTile, kChunk = kSkinnyChunk;
-// A stage is up to kStageK elements of each weight row of a tile, two chunks for each warp. The copy engine takes a
-// 2 KiB row at a time, one every 60 cycles or so: shorter pieces would not keep memory busy. Rows begin 64 bytes off
-// the banks of the row before, so that the two rows which eight lanes read do not meet; where a row is one piece, the
-// rows of a tile follow one another in memory and come as one.
-constexpr int kStageChunks = 2, kStageK = kStageChunks * kWarps * kChunk, kRowBytes = kStageK * 2 + 64;
+// A stage is kStageK elements of each weight row of a tile: a chunk for each warp. Rows begin 64 bytes off the banks of
+// the row before, so that the two rows which eight lanes read do not meet.
+constexpr int kStageK = kWarps * kChunk, kRowBytes = kStageK * 2 + 64;
 constexpr int64_t kMostNormed = 48 * 1024;  // bytes of normalised rows
 
 enum class Source { kBf16, kF32, kNormed };
@@ -51,7 +49,7 @@ __device__ __forceinline__ float SiluOf(float x) { return x / (1.0f + __expf(-x)
 
 template <int kParts>
 struct Stages {
-  static constexpr int kRows = kTile * kParts, kBytes = kRows * kRowBytes, kCount = kParts == 1 ? 4 : 2;
+  static constexpr int kRows = kTile * kParts, kBytes = kRows * kRowBytes, kCount = kParts == 1 ? 8 : 4;
 };
 
 // Tiles of kTile outputs (kParts = 2: kTile gates and their partners) of all rows, one after the other in each block.
@@ -82,26 +80,17 @@ __global__ void __launch_bounds__(kThreads, 1) SkinnyKernel(const SkinnyParams p
   }
   __syncthreads();
 
-  const bool whole_rows = k <= kStageK;
-  const int row_bytes = whole_rows ? 2 * k : kRowBytes;
   if (warp == kWarps) {
     int i = 0;
     for (int tile = static_cast<int>(blockIdx.x); tile < tiles; tile += static_cast<int>(gridDim.x)) {
+      const int64_t row = static_cast<int64_t>(tile) * kTile + lane % kTile + lane / kTile * half;
+      const Bf16* const from = static_cast<const Bf16*>(p.weight) + row * p.k;
       for (int begin = 0; begin < k; begin += kStageK, ++i) {
         const int slot = i % S::kCount, bytes = min(kStageK, k - begin) * 2;
         if (i >= S::kCount) WaitPhase(&empty[slot], (i / S::kCount - 1) & 1);
         if (lane == 0) ArriveExpecting(&full[slot], S::kRows * bytes);
         __syncwarp();
-        char* const to = stages + slot * S::kBytes;
-        const Bf16* const from = static_cast<const Bf16*>(p.weight) + static_cast<int64_t>(tile) * kTile * p.k;
-        if (whole_rows) {
-          if (lane < kParts) {
-            CopyBulk(to + lane * kTile * row_bytes, from + lane * half * p.k, kTile * bytes, &full[slot]);
-          }
-        } else if (lane < S::kRows) {
-          CopyBulk(to + lane * row_bytes, from + (lane % kTile + lane / kTile * half) * p.k + begin, bytes,
-                   &full[slot]);
-        }
+        if (lane < S::kRows) CopyBulk(stages + slot * S::kBytes + lane * kRowBytes, from + begin, bytes, &full[slot]);
       }
     }
     return;
@@ -141,49 +130,43 @@ __global__ void __launch_bounds__(kThreads, 1) SkinnyKernel(const SkinnyParams p
   for (int tile = static_cast<int>(blockIdx.x); tile < tiles; tile += static_cast<int>(gridDim.x), side ^= 1) {
     float sum[kParts][kColumns][4] = {};
     for (int begin = 0; begin < k; begin += kStageK, ++i) {
-      const int slot = i % S::kCount;
-      uint4 x[kStageChunks][kColumns][2];
+      const int slot = i % S::kCount, at = begin + warp * kChunk;
+      uint4 x[kColumns][2];
 #pragma unroll
-      for (int piece = 0; piece < kStageChunks; ++piece) {
-        const int at = begin + (piece * kWarps + warp) * kChunk;
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) {
-          const int r = 8 * c + g;
-          x[piece][c][0] = x[piece][c][1] = make_uint4(0, 0, 0, 0);
-          if (r >= p.m || at >= k) continue;
-          if constexpr (kSource == Source::kNormed) {
-            const uint4* const from = normed + r * row_vectors + at / 8 + t;
-            x[piece][c][0] = from[0];
-            x[piece][c][1] = from[4];
-          } else if constexpr (kSource == Source::kBf16) {
-            const uint4* const from =
-                reinterpret_cast<const uint4*>(static_cast<const Bf16*>(p.x) + r * p.x_stride + at) + t;
-            x[piece][c][0] = from[0];
-            x[piece][c][1] = from[4];
-          } else {
-            const float* const from = static_cast<const float*>(p.x) + r * p.x_stride + at + 8 * t;
-            x[piece][c][0] = PackEight(from);
-            x[piece][c][1] = PackEight(from + 32);
-          }
+      for (int c = 0; c < kColumns; ++c) {
+        const int r = 8 * c + g;
+        x[c][0] = x[c][1] = make_uint4(0, 0, 0, 0);
+        if (r >= p.m || at >= k) continue;
+        if constexpr (kSource == Source::kNormed) {
+          const uint4* const from = normed + r * row_vectors + at / 8 + t;
+          x[c][0] = from[0];
+          x[c][1] = from[4];
+        } else if constexpr (kSource == Source::kBf16) {
+          const uint4* const from =
+              reinterpret_cast<const uint4*>(static_cast<const Bf16*>(p.x) + r * p.x_stride + at) + t;
+          x[c][0] = from[0];
+          x[c][1] = from[4];
+        } else {
+          const float* const from = static_cast<const float*>(p.x) + r * p.x_stride + at + 8 * t;
+          x[c][0] = PackEight(from);
+          x[c][1] = PackEight(from + 32);
         }
       }
       WaitPhase(&full[slot], (i / S::kCount) & 1);
-#pragma unroll
-      for (int piece = 0; piece < kStageChunks; ++piece) {
-        const int offset = (piece * kWarps + warp) * kChunk;
-        if (begin + offset >= k) break;
+      if (at < k) {
 #pragma unroll
         for (int part = 0; part < kParts; ++part) {
-          const char* const row = stages + slot * S::kBytes + (part * kTile + g) * row_bytes + (offset + 8 * t) * 2;
+          const char* const row =
+              stages + slot * S::kBytes + (part * kTile + g) * kRowBytes + (warp * kChunk + 8 * t) * 2;
 #pragma unroll
           for (int h = 0; h < 2; ++h) {
             const uint4 low = *reinterpret_cast<const uint4*>(row + 64 * h);
-            const uint4 high = *reinterpret_cast<const uint4*>(row + 8 * row_bytes + 64 * h);
+            const uint4 high = *reinterpret_cast<const uint4*>(row + 8 * kRowBytes + 64 * h);
             const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
 #pragma unroll
             for (int c = 0; c < kColumns; ++c) {
-              MultiplyAdd(sum[part][c], first, x[piece][c][h].x, x[piece][c][h].y);
-              MultiplyAdd(sum[part][c], second, x[piece][c][h].z, x[piece][c][h].w);
+              MultiplyAdd(sum[part][c], first, x[c][h].x, x[c][h].y);
+              MultiplyAdd(sum[part][c], second, x[c][h].z, x[c][h].w);
             }
           }
         }

@@ -41,6 +41,20 @@ def ours(program, shape, arguments):
     return json.loads(done.stdout)
 
 
+def saved(paths):
+    """{shape: what model_bench printed}, of SHAPE=FILE arguments: a file holds one JSON object a line among other text."""
+    out = {}
+    for shape, path in (pair.split("=", 1) for pair in paths):
+        for line in open(path, errors="replace"):
+            if line.startswith('{"backend"'):
+                steps = json.loads(line).get("steps", [])
+                floor = {"smollm2-135m": 2.9e8, "llama-3.1-8b": 1.5e10}[shape]
+                # The model that a saved line is of shows in what a step must read.
+                if steps and floor / 2 < steps[0]["floor_bytes"] < 2.5 * floor:
+                    out.setdefault(shape, []).extend(steps)
+    return out
+
+
 def median_ms(torch, body, least=0.2, most=100):
     body()
     torch.cuda.synchronize()
@@ -131,6 +145,10 @@ def main():
     parser.add_argument("--commit", default="unknown")
     parser.add_argument("--shapes", default=",".join(SHAPES))
     parser.add_argument("--no-peers", action="store_true")
+    parser.add_argument("--saved", action="append", default=[], metavar="SHAPE=FILE",
+                        help="take our steps from what model_bench printed before, and run nothing of ours")
+    parser.add_argument("--note", default="")
+    parser.add_argument("--machine", default="")
     parser.add_argument("--compile", default="", help="batches that torch.compile is tried on, as 1,64")
     parser.add_argument("--context", type=int, default=131072, help="tokens of the corpus that a cartridge stands for; 0: none")
     args = parser.parse_args()
@@ -146,15 +164,20 @@ def main():
         print(json.dumps(rows[-1]))
 
     def save():
-        gpu = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
-                             capture_output=True, text=True).stdout.strip()
+        gpu = args.machine
+        if not gpu:
+            gpu = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
+                                 capture_output=True, text=True).stdout.strip()
+        note = dict(note=args.note) if args.note else {}
         with open(args.out, "w") as file:
             json.dump(dict(commit=args.commit, date=datetime.date.today().isoformat(), machine=gpu,
-                           command="tests/bench/gpu_model_bench.py " + " ".join(sys.argv[1:]), rows=rows), file, indent=1)
+                           command="tests/bench/gpu_model_bench.py " + " ".join(sys.argv[1:]), **note, rows=rows), file,
+                      indent=1)
 
+    kept = saved(args.saved)
     for shape in args.shapes.split(","):
-        measured = {}
-        for slots in sorted({s[2] for s in STEPS[shape]}):
+        measured = {(s["sequences"], s["memories"], s["slots"]): s for s in kept.get(shape, [])}
+        for slots in sorted({s[2] for s in STEPS[shape]} if not args.saved else ()):
             pairs = [f"{s[0]}x{s[1]}" for s in STEPS[shape] if s[2] == slots]
             result = ours(args.bench, shape, ["--steps-of", ",".join(pairs), "--slots", str(slots), "--steps", "40",
                                               "--kv-bytes", str(24 << 30)])
@@ -162,7 +185,9 @@ def main():
                 measured[step["sequences"], step["memories"], slots] = step
         theirs = {} if args.no_peers else peers(shape, PEERS[shape], compile_sizes)
         for sequences, memories, slots, goal in STEPS[shape]:
-            step = measured[sequences, memories, slots]
+            step = measured.get((sequences, memories, slots))
+            if step is None:
+                continue
             best = min(((ms, how) for (batch, how), ms in theirs.items() if batch == sequences), default=(None, None))
             what = f"{memories} memories" if memories > 1 else "one memory"
             row(f"{shape}, decode, B={sequences} on {what} of {slots} slots", step["ms"], goal,
@@ -171,7 +196,7 @@ def main():
                 spans_ms=step.get("spans_ms"))
         for (batch, how), ms in theirs.items():
             row(f"{shape}, decode, B={batch}, transformers, {how}: for comparison", ms, peer=ms, peer_name="itself")
-    if args.context > 0 and "llama-3.1-8b" in args.shapes:
+    if args.context > 0 and not args.saved and "llama-3.1-8b" in args.shapes:
         result = ours(args.bench, "llama-3.1-8b", ["--first-token", str(args.context), "--slots", "2048", "--chunk", "2048",
                                                    "--kv-bytes", str(24 << 30)])
         first = result["first_token_ms"]
