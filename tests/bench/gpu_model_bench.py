@@ -154,6 +154,10 @@ def main():
     args = parser.parse_args()
     compile_sizes = [int(b) for b in args.compile.split(",") if b]
     rows = []
+    command = "tests/bench/gpu_model_bench.py build/cuda/bin/model_bench"
+    if args.saved:
+        command = ("model_bench --device cuda --random-weights SHAPE --kv bf16 --steps-of 1x1,… --slots SLOTS, its output written down "
+                   "by tests/bench/gpu_model_bench.py --saved")
 
     def row(name, value, goal=None, floor=None, peer=None, peer_name=None, unit="ms", better="less", **more):
         met = goal is None or (value <= goal if better == "less" else value >= goal)
@@ -171,8 +175,7 @@ def main():
         note = dict(note=args.note) if args.note else {}
         with open(args.out, "w") as file:
             json.dump(dict(commit=args.commit, date=datetime.date.today().isoformat(), machine=gpu,
-                           command="tests/bench/gpu_model_bench.py " + " ".join(sys.argv[1:]), **note, rows=rows), file,
-                      indent=1)
+                           command=command, **note, rows=rows), file, indent=1)
 
     kept = saved(args.saved)
     for shape in args.shapes.split(","):
