@@ -47,6 +47,10 @@ void AddFlags(CLI::App* app, stillhouse::ServerConfig* c, double* drain_seconds,
       ->envname("STILLHOUSE_MODEL")
       ->required()
       ->check(CLI::ExistingFile);
+  what->add_option("--random-weights", c->random_weights,
+                   "For measuring: a model of this shape with generated parameters, and the file's tokenizer: "
+                   "llama-3.1-8b, qwen3-4b or smollm2-135m")
+      ->type_name("SHAPE");
   what->add_option("--store", c->store, "Folder of documents, caches, tenants; made if missing, one server at a time")
       ->envname("STILLHOUSE_STORE")
       ->required();
@@ -93,6 +97,14 @@ void AddFlags(CLI::App* app, stillhouse::ServerConfig* c, double* drain_seconds,
       ->default_str("f32");
   machine->add_option("--plans", c->plans,
                       "Plan file of stillhouse-tune: how products run on this GPU, over what comes with the server");
+  const std::map<std::string, stillhouse::KvType> kv = {
+      {"auto", stillhouse::KvType::kAuto}, {"f32", stillhouse::KvType::kF32}, {"bf16", stillhouse::KvType::kBf16}};
+  machine
+      ->add_option("--kv", c->kv,
+                   "What keys and values are held as: f32, bf16 (half the memory; on a GPU only), or auto: bf16 with "
+                   "--gpu-weights bf16")
+      ->transform(CLI::CheckedTransformer(kv, CLI::ignore_case))
+      ->default_str("auto");
   machine->add_option("--threads", c->threads, "Processor threads; 0 is one for each core")
       ->capture_default_str()
       ->check(CLI::Range(0, 1024));
@@ -140,8 +152,7 @@ int main(int argc, char** argv) {
   CLI::App app("Serves a language model with lasting memories of documents, over gRPC.", "stillhouse-server");
   app.footer(kExamples);
   app.set_version_flag("--version", std::string("stillhouse-server ") + STILLHOUSE_VERSION);
-  app.set_config("--config", "", "File of flags, one a line: address = \"0.0.0.0:7070\"");
-  app.allow_config_extras(CLI::config_extras_mode::error);  // a mistyped flag must not be a missing one
+  app.set_config("--config");
   stillhouse::ServerConfig config;
   double drain_seconds = 30;
   std::string log_level = "info";

@@ -93,6 +93,20 @@ absl::StatusOr<std::unique_ptr<Backend>> MakeBackend(const ServerConfig& config,
   return MakeCpuBackend(cpu);
 }
 
+absl::StatusOr<DType> KvDType(const ServerConfig& config, const Backend& backend) {
+  const bool gpu = backend.device() == DeviceType::kCuda;
+  switch (config.kv) {
+    case KvType::kF32:
+      return DType::kF32;
+    case KvType::kBf16:
+      if (!gpu) return absl::InvalidArgumentError("--kv bf16 needs a GPU: leave it out, or give --device cuda");
+      return DType::kBF16;
+    case KvType::kAuto:
+      break;
+  }
+  return gpu && config.gpu_weights == GpuWeights::kBf16 ? DType::kBF16 : DType::kF32;
+}
+
 // Every matrix and vector of the model, once.
 std::vector<Tensor> AllTensors(const Weights& weights) {
   std::vector<Tensor> all = {weights.embedding, weights.final_norm};
@@ -207,9 +221,13 @@ absl::StatusOr<std::unique_ptr<RunningServer>> RunningServer::Start(const Server
   absl::Status why_cpu;
   STILLHOUSE_ASSIGN_OR_RETURN(p.backend, MakeBackend(config, &why_cpu));
   const Context ctx = p.context();
-  absl::StatusOr<GgufModel> model = LoadGgufModel(ctx, config.model);
+  absl::StatusOr<GgufModel> model = LoadGgufModel(ctx, config.model, config.random_weights);
   if (!model.ok()) return Explain(StrCat("--model ", config.model), model.status());
   p.model = *std::move(model);
+  if (!config.random_weights.empty()) {
+    STILLHOUSE_LOG(WARNING) << "the parameters of " << p.model.weights->config.name
+                            << " are generated: answers are noise, for measuring only";
+  }
   if (p.model.chat == nullptr) return Explain("the model's chat template", p.model.chat_status);
   if (!why_cpu.ok()) STILLHOUSE_LOG(INFO) << "running on the processor: " << why_cpu.message();
 
@@ -225,11 +243,13 @@ absl::StatusOr<std::unique_ptr<RunningServer>> RunningServer::Start(const Server
   engine.page_budget_bytes = static_cast<int64_t>(config.kv_memory);
   engine.context_limit = config.context;
   engine.vocabulary = p.model.tokenizer->vocab_size();
+  STILLHOUSE_ASSIGN_OR_RETURN(engine.kv_dtype, KvDType(config, *p.backend));
   engine.observer = p.engine_metrics.get();
   p.engine = std::make_unique<Engine>(ctx, p.model.weights, engine);
 
   DirectoryOptions directory;
   directory.budget_bytes = static_cast<int64_t>(config.resident_memory);
+  directory.dtype = engine.kv_dtype;
   directory.observer = p.directory_metrics.get();
   p.directory = std::make_unique<Directory>(ctx, p.model.weights, Fingerprints(p.model), p.store.get(), directory);
 

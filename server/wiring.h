@@ -14,20 +14,23 @@ namespace stillhouse {
 
 enum class Device : uint8_t { kAuto, kCpu, kCuda };
 enum class GpuWeights : uint8_t { kF32, kBf16 };
+enum class KvType : uint8_t { kAuto, kF32, kBf16 };
 
 // What the flags say. Paths are the operator's own.
 struct ServerConfig {
-  std::string model;  // GGUF file
-  std::string store;  // folder; made if missing
+  std::string model;           // GGUF file
+  std::string random_weights;  // a shape whose parameters are generated: the file gives the tokenizer only
+  std::string store;           // folder; made if missing
   std::string address = "127.0.0.1:7070";
   std::string metrics_address = "127.0.0.1:9464";  // empty: none
   std::vector<std::string> metrics_tenants;        // that may appear as a label
 
   Device device = Device::kAuto;
   GpuWeights gpu_weights = GpuWeights::kF32;
-  std::string plans;    // file of stillhouse-tune; empty: what comes with the program
-  int threads = 0;      // 0: one per core
-  int64_t context = 0;  // positions; 0: the model's
+  std::string plans;          // file of stillhouse-tune; empty: what comes with the program
+  KvType kv = KvType::kAuto;  // auto: as the weights on a GPU, f32 on the processor
+  int threads = 0;            // 0: one per core
+  int64_t context = 0;        // positions; 0: the model's
   int64_t max_sequences = 16;
   int64_t max_queue = 256;
   int64_t prefill_chunk = 256;

@@ -12,6 +12,7 @@
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_kernels.h"
+#include "kernels/cuda/recording.h"
 
 namespace stillhouse {
 namespace {
@@ -61,6 +62,7 @@ class CudaBackend final : public Backend {
         stream_(stream),
         threads_(threads),
         pool_(std::make_shared<DeviceMemory>(options.device), properties.totalGlobalMem / 2),
+        recording_pool_(std::make_shared<DeviceMemory>(options.device), SIZE_MAX),
         device_(options.device, stream, options.storage, properties) {}
 
   // Buffers may outlive the backend: the pool's state gives them back to the driver, which needs no stream.
@@ -72,20 +74,29 @@ class CudaBackend final : public Backend {
   DeviceType device() const override { return DeviceType::kCuda; }
   const char* name() const override { return name_.c_str(); }
   const KernelTable& kernels() const override { return cuda::Kernels(); }
-  BufferPool& pool() override { return pool_; }
+  const FusedKernels& fused() const override { return cuda::Fused(); }
+  BufferPool& pool() override {
+    const cuda::Recording* recording = cuda::CurrentRecording(&device_);
+    return recording ? *recording->pool : pool_;
+  }
   ThreadPool& threads() override { return threads_; }
   void* stream() override { return static_cast<cudaStream_t>(stream_); }
+  std::unique_ptr<RecordedWork> Record(const std::function<void()>& work) override {
+    return cuda::RecordWork(device_, recording_pool_, work);
+  }
 
   // The host bytes are taken over before this returns; kernels that follow on the stream see them on the device.
   void Upload(const void* host, const Tensor& tensor) override {
     STILLHOUSE_CHECK(tensor.contiguous()) << tensor.DebugString();
     device_.Use();
     device_.staging().Copy(tensor.raw(), host, static_cast<size_t>(tensor.bytes()));
+    if (cuda::Recording* recording = cuda::CurrentRecording(&device_)) recording->constants.push_back(tensor.buffer());
   }
 
   void Download(const Tensor& tensor, void* host) override {
     STILLHOUSE_CHECK(tensor.contiguous()) << tensor.DebugString();
     if (tensor.bytes() == 0) return;
+    STILLHOUSE_CHECK(!cuda::CurrentRecording(&device_)) << "a recording returns nothing to the host";
     const cudaStream_t stream = device_.Use();
     STILLHOUSE_CUDA_CHECK(
         cudaMemcpyAsync(host, tensor.raw(), static_cast<size_t>(tensor.bytes()), cudaMemcpyDeviceToHost, stream));
@@ -139,6 +150,7 @@ class CudaBackend final : public Backend {
   OwnedStream stream_;
   ThreadPool threads_;
   BufferPool pool_;
+  BufferPool recording_pool_;  // never gives a block back while the backend lives: recorded launches name its addresses
   cuda::Device device_;
 };
 

@@ -6,8 +6,23 @@ namespace stillhouse::cuda {
 namespace {
 
 constexpr size_t kStagingBytes = size_t{4} << 20;
+// What cuBLAS asks for on Hopper.
+constexpr size_t kRecordingWorkspace = size_t{32} << 20;
+
+thread_local Recording* current_recording = nullptr;
 
 }  // namespace
+
+Recording* CurrentRecording(const Device* device) {
+  return current_recording != nullptr && current_recording->device == device ? current_recording : nullptr;
+}
+
+RecordingScope::RecordingScope(Recording* recording) {
+  STILLHOUSE_CHECK(current_recording == nullptr) << "a recording within a recording";
+  current_recording = recording;
+}
+
+RecordingScope::~RecordingScope() { current_recording = nullptr; }
 
 Device::Device(int ordinal, cudaStream_t stream, CudaStorage storage, const cudaDeviceProp& properties)
     : ordinal_(ordinal),
@@ -20,12 +35,30 @@ Device::Device(int ordinal, cudaStream_t stream, CudaStorage storage, const cuda
 Device::~Device() {
   Use();
   STILLHOUSE_CUDA_CHECK(cudaStreamSynchronize(stream_));
-  if (cublas_) STILLHOUSE_CUBLAS_CHECK(cublasDestroy(cublas_));
+  for (cublasHandle_t handle : {cublas_, recording_cublas_}) {
+    if (handle) STILLHOUSE_CUBLAS_CHECK(cublasDestroy(handle));
+  }
+  if (recording_workspace_) STILLHOUSE_CUDA_CHECK(cudaFree(recording_workspace_));
 }
 
 cudaStream_t Device::Use() {
   STILLHOUSE_CUDA_CHECK(cudaSetDevice(ordinal_));
+  if (const Recording* recording = CurrentRecording(this)) return recording->stream;
   return stream_;
+}
+
+cublasHandle_t Device::CublasForRecording(cudaStream_t stream) {
+  if (!recording_cublas_) {
+    STILLHOUSE_CUBLAS_CHECK(cublasCreate(&recording_cublas_));
+    STILLHOUSE_CUBLAS_CHECK(cublasSetMathMode(
+        recording_cublas_,
+        static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)));
+    STILLHOUSE_CUDA_CHECK(cudaMalloc(&recording_workspace_, kRecordingWorkspace));
+  }
+  // A new stream forgets the workspace.
+  STILLHOUSE_CUBLAS_CHECK(cublasSetStream(recording_cublas_, stream));
+  STILLHOUSE_CUBLAS_CHECK(cublasSetWorkspace(recording_cublas_, recording_workspace_, kRecordingWorkspace));
+  return recording_cublas_;
 }
 
 cublasHandle_t Device::Cublas() {
@@ -44,6 +77,7 @@ std::shared_ptr<Buffer> UploadAsync(Backend& backend, const void* bytes, size_t 
   device.Use();
   std::shared_ptr<Buffer> buffer = backend.pool().Allocate(size);
   device.staging().Copy(buffer->data(), bytes, size);
+  if (Recording* recording = CurrentRecording(&device)) recording->constants.push_back(buffer);
   return buffer;
 }
 

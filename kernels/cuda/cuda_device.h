@@ -22,6 +22,28 @@
 
 namespace stillhouse::cuda {
 
+class Device;
+
+// What a thread records its launches into (Backend::Record): its launches go to the recording's stream, its buffers
+// come from the recording's pool, and uploads are the recording's constants.
+struct Recording {
+  Device* device = nullptr;
+  cudaStream_t stream = nullptr;
+  BufferPool* pool = nullptr;
+  std::vector<std::shared_ptr<Buffer>> constants;
+};
+// The recording that the calling thread makes on this device; null: none.
+Recording* CurrentRecording(const Device* device);
+
+// For the length of a scope.
+class RecordingScope {
+ public:
+  explicit RecordingScope(Recording* recording);
+  ~RecordingScope();
+  RecordingScope(const RecordingScope&) = delete;
+  RecordingScope& operator=(const RecordingScope&) = delete;
+};
+
 // One GPU and its one stream. Owned by the CUDA backend. Any thread: everything that is enqueued here is ordered by the
 // stream, so a block of the pool may be lent again while its last reader is still queued.
 class Device {
@@ -32,8 +54,11 @@ class Device {
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
 
-  // Makes this GPU the calling thread's current one (a property of the thread) and returns the stream.
+  // Makes this GPU the calling thread's current one (a property of the thread) and returns the stream: a thread that
+  // records has its own.
   cudaStream_t Use();
+  // The stream that recordings run on.
+  cudaStream_t stream() const { return stream_; }
 
   int ordinal() const { return ordinal_; }
   CudaStorage storage() const { return storage_; }
@@ -42,16 +67,18 @@ class Device {
   int shared_bytes_per_block() const { return shared_bytes_per_block_; }
   PinnedRing& staging() { return staging_; }
 
-  // Runs body(handle) with the cuBLAS handle on the stream; a handle serves one thread at a time.
+  // Runs body(handle) with the cuBLAS handle on the stream; a handle serves one thread at a time. Recordings have a
+  // handle of their own, whose workspace stays where it is.
   template <typename Body>
   void WithCublas(const Body& body) {
-    Use();
+    const cudaStream_t stream = Use();
     std::lock_guard<std::mutex> lock(cublas_mutex_);
-    body(Cublas());
+    body(CurrentRecording(this) ? CublasForRecording(stream) : Cublas());
   }
 
  private:
   cublasHandle_t Cublas();  // made at first use
+  cublasHandle_t CublasForRecording(cudaStream_t stream);
 
   int ordinal_;
   cudaStream_t stream_;
@@ -61,6 +88,8 @@ class Device {
   PinnedRing staging_;
   std::mutex cublas_mutex_;
   cublasHandle_t cublas_ = nullptr;
+  cublasHandle_t recording_cublas_ = nullptr;
+  void* recording_workspace_ = nullptr;
 };
 
 // The device behind a backend; a CHECK failure for any other backend.

@@ -5,6 +5,7 @@
 #ifndef STILLHOUSE_KERNELS_CUDA_CUDA_KERNELS_H_
 #define STILLHOUSE_KERNELS_CUDA_CUDA_KERNELS_H_
 
+#include "kernels/ops/fused.h"
 #include "kernels/ops/kernel_table.h"
 
 namespace stillhouse::cuda {
@@ -18,9 +19,27 @@ namespace stillhouse::cuda {
 #undef STILLHOUSE_OP_GRAD
 
 const KernelTable& Kernels();
+const FusedKernels& Fused();
 
-// The body of Linear, for kernels that work on chunks of an output projection (fused losses): out = x · weightᵀ + bias.
-void LinearInto(Backend& backend, const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out);
+// The fused ops (ops/fused.h).
+void NormLinear(Backend& backend, const NormLinearArgs& args);
+void LinearAdd(Backend& backend, const LinearAddArgs& args);
+void NormSwiGlu(Backend& backend, const NormSwiGluArgs& args);
+void RopeAngles(Backend& backend, const RopeAnglesArgs& args);
+void QkvRope(Backend& backend, const QkvRopeArgs& args);
+void PlanAttentionStep(Backend& backend, const PlanAttentionStepArgs& args);
+void AttentionStepTables(Backend& backend, const AttentionStepTablesArgs& args);
+void AttentionOfStep(Backend& backend, const AttentionOfStepArgs& args);
+void PackDraws(const PackDrawsArgs& args);
+void Draw(Backend& backend, const DrawArgs& args);
+void UnpackDraws(const UnpackDrawsArgs& args);
+
+// The body of Linear, for kernels that work on chunks of an output projection (fused losses): out = x · weightᵀ + bias;
+// with `add` (and no bias) out += …. x is f32, or bf16 where IsBf16Product.
+void LinearInto(Backend& backend, const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out,
+                bool add = false);
+// Whether products with this weight take bf16 operands: weights stored so, where the backend stores weights so.
+bool IsBf16Product(Backend& backend, const Tensor& weight);
 // dx += dout · weight, likewise.
 void LinearGradInto(Backend& backend, const Tensor& dout, const Tensor& weight, const Tensor& dx);
 

@@ -62,8 +62,14 @@ void CopyRows(Backend& backend, const CopyRowsArgs& args) {
   STILLHOUSE_CHECK(0 <= args.row_begin && args.row_begin + args.row_count <= args.from.dim(0));
   STILLHOUSE_CHECK(0 <= args.slot_begin && args.slot_begin + args.row_count <= args.to.dim(1));
   STILLHOUSE_CHECK(params.width <= 1 || (args.from.stride(2) == 1 && args.to.stride(2) == 1));
-  params.from = args.from.f32() + args.row_begin * args.from.stride(0);
-  params.to = args.to.f32() + args.slot_begin * args.to.stride(1);
+  for (const Tensor* t : {&args.from, &args.to}) {
+    STILLHOUSE_CHECK(t->dtype() == DType::kF32 || t->dtype() == DType::kBF16) << t->DebugString();
+  }
+  params.from_bf16 = args.from.dtype() == DType::kBF16;
+  params.to_bf16 = args.to.dtype() == DType::kBF16;
+  params.from =
+      static_cast<const char*>(args.from.raw()) + args.row_begin * args.from.stride(0) * BlockBytes(args.from.dtype());
+  params.to = static_cast<char*>(args.to.raw()) + args.slot_begin * args.to.stride(1) * BlockBytes(args.to.dtype());
   params.from_row = args.from.stride(0);
   params.from_head = args.from.stride(1);
   params.to_head = args.to.stride(0);

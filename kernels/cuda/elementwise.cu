@@ -57,11 +57,14 @@ __global__ void __launch_bounds__(kThreads) AddScalars(const float* a, const flo
   }
 }
 
+template <typename From, typename To>
 __global__ void __launch_bounds__(kThreads) CopyRowsKernel(CopyRowsParams p) {
+  const From* const from = static_cast<const From*>(p.from);
+  To* const to = static_cast<To*>(p.to);
   const int64_t elements = p.rows * p.heads * p.width, step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < elements; i += step) {
     const int64_t c = i % p.width, h = i / p.width % p.heads, r = i / p.width / p.heads;
-    p.to[h * p.to_head + r * p.to_slot + c] = p.from[r * p.from_row + h * p.from_head + c];
+    to[h * p.to_head + r * p.to_slot + c] = FromFloat<To>(ToFloat(from[r * p.from_row + h * p.from_head + c]));
   }
 }
 
@@ -94,7 +97,11 @@ void LaunchAdd(const float* a, const float* b, float* out, int64_t elements, cud
 void LaunchCopyRows(const CopyRowsParams& params, cudaStream_t stream) {
   const int64_t elements = params.rows * params.heads * params.width;
   if (elements == 0) return;
-  CopyRowsKernel<<<GridFor(elements, kThreads), kThreads, 0, stream>>>(params);
+  const auto kernel = params.from_bf16 ? params.to_bf16 ? CopyRowsKernel<__nv_bfloat16, __nv_bfloat16>
+                                                        : CopyRowsKernel<__nv_bfloat16, float>
+                      : params.to_bf16 ? CopyRowsKernel<float, __nv_bfloat16>
+                                       : CopyRowsKernel<float, float>;
+  kernel<<<GridFor(elements, kThreads), kThreads, 0, stream>>>(params);
   STILLHOUSE_CUDA_LAUNCHED();
 }
 

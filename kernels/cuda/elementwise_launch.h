@@ -31,8 +31,9 @@ void LaunchAdd(const float* a, const float* b, float* out, int64_t elements, cud
 
 // to[h, i, :] = from[i, h, :] for `rows` rows.
 struct CopyRowsParams {
-  const float* from = nullptr;
-  float* to = nullptr;
+  const void* from = nullptr;  // f32, or bf16 where …_bf16
+  void* to = nullptr;
+  bool from_bf16 = false, to_bf16 = false;
   int64_t rows = 0, heads = 0, width = 0;
   int64_t from_row = 0, from_head = 0, to_head = 0, to_slot = 0;  // strides
 };

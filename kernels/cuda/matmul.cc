@@ -7,6 +7,7 @@
 #include "kernels/cuda/matmul_launch.h"
 #include "kernels/cuda/quant_launch.h"
 #include "kernels/cuda/rows.h"
+#include "kernels/cuda/skinny_launch.h"
 
 namespace stillhouse::cuda {
 namespace {
@@ -53,6 +54,7 @@ void Run(Backend& backend, const Product& p) {
 int64_t RowStride(const Tensor& t) { return t.dim(0) > 1 ? t.stride(0) : std::max<int64_t>(t.dim(1), 1); }
 
 void CheckLinear(const Tensor& x, const Tensor& weight, const Tensor& out) {
+  STILLHOUSE_CHECK(out.dtype() == DType::kF32) << out.DebugString();
   STILLHOUSE_CHECK(weight.rank() == 2 && weight.contiguous() && weight.device() == DeviceType::kCuda)
       << weight.DebugString();
   CheckMatrix(x, x.dim(0), weight.dim(1));
@@ -85,14 +87,28 @@ void ForWeightRows(Backend& backend, const Tensor& weight, bool bf16, const Body
   }
 }
 
-// bf16 weights are multiplied as such only where the backend stores weights so: elsewhere products are exact in fp32.
-bool Bf16Product(Backend& backend, const Tensor& weight) {
-  return weight.dtype() == DType::kBF16 && DeviceOf(backend).storage() == CudaStorage::kBf16;
+// The product by the kernel for few rows, where it suits.
+bool RunSkinny(Backend& backend, const Tensor& x, const Tensor& weight, const Tensor& out, bool add) {
+  SkinnyParams p;
+  p.weight = weight.raw();
+  p.n = weight.dim(0);
+  p.k = weight.dim(1);
+  p.x = x.raw();
+  p.x_bf16 = x.dtype() == DType::kBF16;
+  p.x_stride = RowStride(x);
+  p.m = static_cast<int>(std::min<int64_t>(x.dim(0), kSkinnyRows + 1));
+  p.out = out.f32();
+  p.out_stride = RowStride(out);
+  p.add = add;
+  p.multiprocessors = DeviceOf(backend).multiprocessors();
+  if (!SkinnyPays(p) || !CanSkinny(p)) return false;
+  LaunchSkinny(p, StreamOf(backend));
+  return true;
 }
 
 // Rows in the type of the product; `rounded` keeps the scratch alive.
 Operand RowsOperand(Backend& backend, const Tensor& t, bool bf16, Tensor* rounded) {
-  if (!bf16) return {t.raw(), RowStride(t)};
+  if (!bf16 || t.dtype() == DType::kBF16) return {t.raw(), RowStride(t)};
   *rounded = Tensor::Empty(backend.pool(), DType::kBF16, {t.dim(0), t.dim(1)});
   LaunchRoundRows(t.f32(), RowStride(t), t.dim(0), t.dim(1), rounded->raw(), StreamOf(backend));
   return {rounded->raw(), std::max<int64_t>(t.dim(1), 1)};
@@ -100,15 +116,25 @@ Operand RowsOperand(Backend& backend, const Tensor& t, bool bf16, Tensor* rounde
 
 }  // namespace
 
-void LinearInto(Backend& backend, const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out) {
+// bf16 weights are multiplied as such only where the backend stores weights so: elsewhere products are exact in fp32.
+bool IsBf16Product(Backend& backend, const Tensor& weight) {
+  return weight.dtype() == DType::kBF16 && DeviceOf(backend).storage() == CudaStorage::kBf16;
+}
+
+void LinearInto(Backend& backend, const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out,
+                bool add) {
   CheckLinear(x, weight, out);
+  STILLHOUSE_CHECK(!add || !bias);
   const int64_t m = x.dim(0), n = weight.dim(0), k = x.dim(1);
   if (m == 0 || n == 0) return;
+  if (k == 0 && add) return;
   if (bias || k == 0) {
     LaunchFillRows(out.f32(), RowStride(out), VectorOf(bias, n), m, n, StreamOf(backend));
     if (k == 0) return;
   }
-  const bool bf16 = Bf16Product(backend, weight);
+  const bool bf16 = IsBf16Product(backend, weight);
+  STILLHOUSE_CHECK(bf16 || x.dtype() == DType::kF32) << x.DebugString();
+  if (bf16 && !bias && RunSkinny(backend, x, weight, out, add)) return;
   Tensor rounded;
   const Operand rows = RowsOperand(backend, x, bf16, &rounded);
   ForWeightRows(backend, weight, bf16, [&](int64_t begin, int64_t count, const void* data) {
@@ -119,7 +145,7 @@ void LinearInto(Backend& backend, const Tensor& x, const Tensor& weight, const T
                   .b = rows,
                   .c = out.f32() + begin,
                   .ldc = RowStride(out),
-                  .beta = bias ? 1.0f : 0.0f,
+                  .beta = bias || add ? 1.0f : 0.0f,
                   .bf16 = bf16});
   });
 }
@@ -128,7 +154,7 @@ void LinearGradInto(Backend& backend, const Tensor& dout, const Tensor& weight, 
   CheckLinear(dx, weight, dout);
   const int64_t m = dx.dim(0), n = weight.dim(0), k = dx.dim(1);
   if (m == 0 || n == 0 || k == 0) return;
-  const bool bf16 = Bf16Product(backend, weight);
+  const bool bf16 = IsBf16Product(backend, weight);
   Tensor rounded;
   const Operand rows = RowsOperand(backend, dout, bf16, &rounded);
   const int64_t element = bf16 ? 2 : 4;

@@ -17,7 +17,62 @@ bool Changes(const SampleRow& row) {
   return !row.banned.empty() || (penalties && !row.history.empty());
 }
 
+// A row's settings but for its lists.
+SampleSettings SettingsOf(const SampleRow& row) {
+  SampleSettings s{};
+  s.u = UniformDraw(row.seed, row.step);
+  s.temperature = row.temperature;
+  s.top_p = row.top_p;
+  s.min_p = row.min_p;
+  s.top_k = row.top_k;
+  s.repetition_penalty = row.repetition_penalty;
+  s.frequency_penalty = row.frequency_penalty;
+  s.presence_penalty = row.presence_penalty;
+  s.changed = -1;
+  return s;
+}
+
+SampledToken TokenOf(const SampleResult& result) {
+  SampledToken token;
+  token.id = result.id;
+  token.invalid = result.invalid != 0;
+  token.logprob = result.logprob;
+  return token;
+}
+
 }  // namespace
+
+void PackDraws(const PackDrawsArgs& args) {
+  STILLHOUSE_CHECK(CanDrawRows(*args.rows));
+  args.out->resize(args.rows->size() * sizeof(SampleSettings));
+  for (size_t r = 0; r < args.rows->size(); ++r) {
+    const SampleSettings s = SettingsOf((*args.rows)[r]);
+    std::memcpy(args.out->data() + r * sizeof(s), &s, sizeof(s));
+  }
+}
+
+void Draw(Backend& backend, const DrawArgs& args) {
+  const int64_t rows = args.logits.dim(0);
+  STILLHOUSE_CHECK(args.vocabulary <= kMaxVocabulary && args.vocabulary <= args.logits.dim(1)) << args.vocabulary;
+  STILLHOUSE_CHECK(args.settings.elements() >= rows * static_cast<int64_t>(sizeof(SampleSettings)));
+  *args.out = Tensor::Empty(backend.pool(), DType::kU8, {rows * static_cast<int64_t>(sizeof(SampleResult))});
+  SampleRows launch;
+  launch.logits = args.logits.f32();
+  launch.stride = args.logits.stride(0);
+  launch.rows = rows;
+  launch.n = args.vocabulary;
+  launch.settings = args.settings.data<SampleSettings>();
+  launch.results = args.out->data<SampleResult>();
+  LaunchSample(launch, StreamOf(backend));
+}
+
+void UnpackDraws(const UnpackDrawsArgs& args) {
+  for (size_t r = 0; r < args.out->size(); ++r) {
+    SampleResult result;
+    std::memcpy(&result, args.bytes + r * sizeof(result), sizeof(result));
+    (*args.out)[r] = TokenOf(result);
+  }
+}
 
 void Sample(Backend& backend, const SampleArgs& args) {
   const std::vector<SampleRow>& rows = *args.rows;
@@ -27,15 +82,7 @@ void Sample(Backend& backend, const SampleArgs& args) {
   std::vector<int32_t> lists;  // histories (pairs), then banned ids
   int32_t changed = 0, top = 0, pairs = 0, most = 0;
   for (const SampleRow& row : rows) {
-    SampleSettings s{};
-    s.u = UniformDraw(row.seed, row.step);
-    s.temperature = row.temperature;
-    s.top_p = row.top_p;
-    s.min_p = row.min_p;
-    s.top_k = row.top_k;
-    s.repetition_penalty = row.repetition_penalty;
-    s.frequency_penalty = row.frequency_penalty;
-    s.presence_penalty = row.presence_penalty;
+    SampleSettings s = SettingsOf(row);
     s.changed = Changes(row) ? changed++ : -1;
     s.logprobs = static_cast<int32_t>(std::clamp<int64_t>(row.logprobs, 0, n));
     s.top = top;
@@ -95,9 +142,7 @@ void Sample(Backend& backend, const SampleArgs& args) {
     SampleResult result;
     std::memcpy(&result, host.data() + r * static_cast<int64_t>(sizeof(SampleResult)), sizeof(SampleResult));
     SampledToken& token = (*args.out)[static_cast<size_t>(r)];
-    token.id = result.id;
-    token.invalid = result.invalid != 0;
-    token.logprob = result.logprob;
+    token = TokenOf(result);
     for (int32_t i = 0; i < result.top_count; ++i) {
       SampleTop best;
       std::memcpy(&best,

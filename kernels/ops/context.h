@@ -14,6 +14,16 @@
 namespace stillhouse {
 
 struct KernelTable;
+struct FusedKernels;
+
+// Launches that were recorded once and are run again as one: the same kernels on the same addresses, whatever those
+// hold by then.
+class RecordedWork {
+ public:
+  virtual ~RecordedWork() = default;
+  // In order with everything else that is asked of the backend; does not wait.
+  virtual void Run() = 0;
+};
 
 // A device that runs kernels: its pool, its threads or stream. Owned by main (or a test); outlives every tensor made
 // with it.
@@ -23,6 +33,13 @@ class Backend : public TensorDevice {
   virtual const KernelTable& kernels() const = 0;
   virtual ThreadPool& threads() = 0;          // host threads
   virtual void* stream() { return nullptr; }  // cudaStream_t of a CUDA backend
+  // Ops that do the work of several (ops/fused.h); what is missing is composed of plain ones.
+  virtual const FusedKernels& fused() const;
+  // Calls `work` twice on this thread, to run and to be recorded: what it asks of the backend must be the same each
+  // time and may return nothing to the host. Its buffers come from a pool that all recordings share and nothing else
+  // uses: what one leaves there holds until another runs. What it uploads is a constant of the recording. Null on a
+  // backend whose launches cost nothing to speak of; `work` is not called then.
+  virtual std::unique_ptr<RecordedWork> Record(const std::function<void()>& work) { return nullptr; }
 };
 
 // One per thread of control; cheap to copy. Without a tape nothing is recorded (inference).

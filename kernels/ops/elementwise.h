@@ -24,8 +24,8 @@ struct AddGradArgs {
 };
 Tensor Add(const Context& ctx, const Tensor& a, const Tensor& b);
 
-// to[h, slot_begin + i, :] = from[row_begin + i, h, :]: appends a step's keys or values to a page. from f32 [R, H_kv,
-// d], to [H_kv, slots, d]. Not differentiated.
+// to[h, slot_begin + i, :] = from[row_begin + i, h, :]: appends a step's keys or values to a page. from [R, H_kv, d],
+// to [H_kv, slots, d], f32; on CUDA either may be bf16 (rounded to nearest even). Not differentiated.
 struct CopyRowsArgs {
   Tensor from, to;
   int64_t row_begin = 0, row_count = 0, slot_begin = 0;

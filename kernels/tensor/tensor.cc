@@ -155,6 +155,21 @@ Tensor Tensor::Transpose(int a, int b) const {
   return t;
 }
 
+Tensor Tensor::View(int64_t byte_offset, DType dtype, Shape shape) const {
+  const int64_t size = BlockBytes(dtype);
+  STILLHOUSE_CHECK(dtype_ == DType::kU8 && contiguous() && !IsQuantized(dtype)) << DebugString();
+  STILLHOUSE_CHECK(byte_offset >= 0 && (offset_ + byte_offset) % size == 0 &&
+                   byte_offset + Product(shape) * size <= elements())
+      << byte_offset << " of " << DebugString();
+  Tensor t;
+  t.dtype_ = dtype;
+  t.shape_ = std::move(shape);
+  t.strides_ = RowMajor(t.shape_);
+  t.offset_ = (offset_ + byte_offset) / size;
+  t.buffer_ = buffer_;
+  return t;
+}
+
 Tensor Tensor::WithBuffer(std::shared_ptr<Buffer> buffer, DType dtype) const {
   Tensor t = *this;
   t.dtype_ = dtype;

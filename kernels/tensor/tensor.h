@@ -71,6 +71,9 @@ class Tensor {
   Tensor Select(int dim, int64_t index) const;  // drops the dimension
   Tensor Transpose(int a, int b) const;
 
+  // `elements` at `byte_offset` (a multiple of the element's size) of a u8 block, as a tensor of their own.
+  Tensor View(int64_t byte_offset, DType dtype, Shape shape) const;
+
   // A view of another buffer with this tensor's shape, strides and offset (a gradient of a view is a view of the
   // gradient).
   Tensor WithBuffer(std::shared_ptr<Buffer> buffer, DType dtype) const;

@@ -134,6 +134,10 @@ class Directory::Impl {
   void Publish(std::string_view tenant, std::string_view corpus_id, std::string_view cache_id, const ArtifactRow& row,
                const ArtifactHeader& header, std::shared_ptr<const Memory> memory) {
     Key key{tenant, corpus_id, cache_id};
+    // As queries read it, where that is not as it lies: else each would make a copy of its own.
+    if (ctx_.backend->fused().has_steps() && !IsPacked(*memory, options_.dtype)) {
+      memory = PackMemory(ctx_, *memory, options_.dtype);
+    }
     std::lock_guard<std::mutex> lock(mutex_);
     RemoveLocked(key);
     Resident resident(row.method, header, std::move(memory));
@@ -271,8 +275,9 @@ class Directory::Impl {
       if (artifact.ok()) {
         STILLHOUSE_RETURN_IF_ERROR(CheckFingerprints(artifact->header().fingerprints, Expected(artifact->header())));
         const ArtifactHeader& header = artifact->header();
-        const int64_t bytes = 2 * int64_t{header.layers} * header.kv_heads * header.head_dim * header.slots * 4 +
-                              (header.has_beta ? int64_t{header.layers} * header.kv_heads * header.slots * 4 : 0);
+        const int64_t bytes =
+            2 * int64_t{header.layers} * header.kv_heads * header.head_dim * header.slots * BlockBytes(options_.dtype) +
+            (header.has_beta ? int64_t{header.layers} * header.kv_heads * header.slots * 4 : 0);
         {
           std::lock_guard<std::mutex> lock(mutex_);
           if (!MakeRoomLocked(bytes)) {
@@ -283,7 +288,8 @@ class Directory::Impl {
           promised_[key] = bytes;
           promised_bytes_ += bytes;
         }
-        absl::StatusOr<std::shared_ptr<const Memory>> memory = LoadMemory(ctx_, weights_->config, *artifact);
+        absl::StatusOr<std::shared_ptr<const Memory>> memory =
+            LoadMemory(ctx_, weights_->config, *artifact, options_.dtype);
         if (memory.ok()) {
           return Resident(row->method, header, *std::move(memory));
         }

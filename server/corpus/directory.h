@@ -55,6 +55,7 @@ class DirectoryObserver {
 
 struct DirectoryOptions {
   int64_t budget_bytes = int64_t{2} << 30;  // resident memories; least recently used unpinned ones go first
+  DType dtype = DType::kF32;                // of resident memories; bf16 on CUDA only
   DirectoryObserver* observer = nullptr;
 };
 
@@ -95,8 +96,9 @@ ArtifactHeader DescribeMemory(const ModelConfig& config, const Memory& memory, A
 
 // A memory as artifact sections and back. The header's shape fields are filled from the memory. `positions`, if given,
 // are those of the keys, per layer [kv_heads, slots]; without them slot i sits at position i.
+// A loaded memory lies as PackMemory would lay it, in `dtype`.
 absl::StatusOr<std::shared_ptr<const Memory>> LoadMemory(const Context& ctx, const ModelConfig& config,
-                                                         const Artifact& artifact);
+                                                         const Artifact& artifact, DType dtype = DType::kF32);
 absl::Status StoreMemory(const Context& ctx, const ModelConfig& config, const Memory& memory, ArtifactHeader header,
                          BlobWriter* blob, absl::Span<const std::vector<int32_t>> positions = {});
 

@@ -9,12 +9,11 @@
 namespace stillhouse {
 namespace {
 
-// f32 values of a section of F32, F16 or BF16, as a tensor of the context's device.
-absl::StatusOr<Tensor> LoadSection(const Context& ctx, const Artifact& artifact, const std::string& name, Shape shape) {
+// Values of a section of F32, F16 or BF16 into a contiguous tensor of f32 or bf16 on the context's device.
+absl::Status LoadSection(const Context& ctx, const Artifact& artifact, const std::string& name, const Tensor& to) {
   const Artifact::Section* section = artifact.Find(name);
   if (section == nullptr) return absl::DataLossError(absl::StrCat("the artifact lacks ", name));
-  int64_t elements = 1;
-  for (int64_t d : shape) elements *= d;
+  const int64_t elements = to.elements();
   const uint64_t width = section->dtype == "F32" ? 4 : 2;
   if (section->size != static_cast<uint64_t>(elements) * width) {
     return absl::DataLossError(
@@ -32,15 +31,20 @@ absl::StatusOr<Tensor> LoadSection(const Context& ctx, const Artifact& artifact,
   } else {
     return absl::DataLossError(absl::StrCat(name, " has the unknown element type ", section->dtype));
   }
-  const Tensor tensor = ctx.EmptyF32(std::move(shape));
-  ctx.backend->Upload(values.data(), tensor);
-  return tensor;
+  if (to.dtype() == DType::kBF16) {
+    std::vector<uint16_t> narrow(values.size());
+    for (size_t i = 0; i < values.size(); ++i) narrow[i] = FloatToBf16(values[i]);
+    ctx.backend->Upload(narrow.data(), to);
+  } else {
+    ctx.backend->Upload(values.data(), to);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const Memory>> LoadMemory(const Context& ctx, const ModelConfig& config,
-                                                         const Artifact& artifact) {
+                                                         const Artifact& artifact, DType dtype) {
   const ArtifactHeader& header = artifact.header();
   if (static_cast<int64_t>(header.layers) != config.layers ||
       static_cast<int64_t>(header.kv_heads) != config.kv_heads ||
@@ -57,15 +61,18 @@ absl::StatusOr<std::shared_ptr<const Memory>> LoadMemory(const Context& ctx, con
   memory->slots = header.slots;
   memory->next_position = static_cast<int64_t>(header.logical_length);
   memory->label = header.method;
+  // One buffer: its layers are at equal distances.
+  const Tensor all = ctx.Empty(dtype, {config.layers, 2, config.kv_heads, memory->slots, config.head_dim});
+  Tensor beta;
+  if (header.has_beta) beta = ctx.EmptyF32({config.layers, config.kv_heads, memory->slots});
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     const std::string prefix = absl::StrCat("layer.", layer, ".");
-    const Shape shape = {config.kv_heads, memory->slots, config.head_dim};
-    LayerKv kv;
-    STILLHOUSE_ASSIGN_OR_RETURN(kv.k, LoadSection(ctx, artifact, prefix + "k", shape));
-    STILLHOUSE_ASSIGN_OR_RETURN(kv.v, LoadSection(ctx, artifact, prefix + "v", shape));
-    if (header.has_beta) {
-      STILLHOUSE_ASSIGN_OR_RETURN(kv.beta,
-                                  LoadSection(ctx, artifact, prefix + "beta", {config.kv_heads, memory->slots}));
+    LayerKv kv{all.Select(0, layer).Select(0, 0), all.Select(0, layer).Select(0, 1), Tensor()};
+    STILLHOUSE_RETURN_IF_ERROR(LoadSection(ctx, artifact, prefix + "k", kv.k));
+    STILLHOUSE_RETURN_IF_ERROR(LoadSection(ctx, artifact, prefix + "v", kv.v));
+    if (beta) {
+      kv.beta = beta.Select(0, layer);
+      STILLHOUSE_RETURN_IF_ERROR(LoadSection(ctx, artifact, prefix + "beta", kv.beta));
     }
     memory->layers.push_back(std::move(kv));
   }

@@ -14,6 +14,7 @@
 #include "kernels/base/logging.h"
 #include "kernels/base/trace.h"
 #include "server/engine/scheduler.h"
+#include "server/model/decode_steps.h"
 
 namespace stillhouse {
 namespace {
@@ -77,11 +78,12 @@ class Engine::Impl {
       : ctx_(ctx),
         weights_(std::move(weights)),
         options_(options),
-        pages_(ctx, weights_->config, options.page_budget_bytes),
+        pages_(ctx, weights_->config, options.page_budget_bytes, options.kv_dtype),
         turns_(options.background_share) {
     ctx_.tape = nullptr;
     if (options_.vocabulary <= 0) options_.vocabulary = weights_->config.vocabulary;
     const int64_t model_limit = weights_->config.context_length;
+    if (options_.record_steps) decode_steps_ = std::make_unique<DecodeSteps>(ctx_, weights_, options_.vocabulary);
     context_limit_ = options_.context_limit > 0 ? std::min(options_.context_limit, model_limit) : model_limit;
     thread_ = std::thread([this] { Loop(); });
   }
@@ -98,12 +100,7 @@ class Engine::Impl {
   absl::StatusOr<GenerationHandle> Submit(GenerationRequest request, std::shared_ptr<GenerationSink> sink) {
     auto sequence = std::make_unique<Sequence>();
     if (request.prompt.empty()) return absl::InvalidArgumentError("the prompt is empty");
-    for (int32_t id : request.prompt) {
-      if (id < 0 || id >= weights_->config.vocabulary) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("token id ", id, " is outside the vocabulary of ", weights_->config.vocabulary));
-      }
-    }
+    if (absl::Status known = CheckTokens(weights_->config, request.prompt); !known.ok()) return known;
     if (request.max_tokens < 1) return absl::InvalidArgumentError("max_tokens must be at least 1");
     int64_t start = 0;
     for (const auto& memory : request.memories) start += memory->next_position;
@@ -419,17 +416,25 @@ class Engine::Impl {
       }
     }
     if (batch.rows() > 0) {
-      ForwardOptions forward;
-      forward.measure_stored_mass = measure && memories && decode_tokens > 0;
-      ForwardResult result = Forward(ctx_, *weights_, batch, forward);
-      if (forward.measure_stored_mass) {
-        for (size_t i = 0; i < drawing.size(); ++i) {
-          if (drawing[i]->state->memories().empty()) continue;
-          drawing[i]->mass_sum += result.stored_mass[static_cast<size_t>(drawing_rows[i])];
-          ++drawing[i]->mass_count;
+      const bool mass = measure && memories && decode_tokens > 0;
+      const std::vector<SampleRow> rows = SampleRows(drawing);
+      DecodeSteps::Result step;
+      // Steps of decoding sequences alone are run as recorded, where that is possible.
+      if (!(decode_steps_ && prefill_tokens == 0 && decode_steps_->Run(batch, rows, mass, &step))) {
+        ForwardOptions forward;
+        forward.measure_stored_mass = mass;
+        ForwardResult result = Forward(ctx_, *weights_, batch, forward);
+        step.stored_mass = std::move(result.stored_mass);
+        if (!drawing.empty()) {
+          step.tokens = Sample(ctx_, Logits(ctx_, *weights_, result.hidden), options_.vocabulary, rows);
         }
       }
-      if (!drawing.empty()) Draw(result.hidden, drawing, priority, &ended);
+      for (size_t i = 0; mass && i < drawing.size(); ++i) {
+        if (drawing[i]->state->memories().empty()) continue;
+        drawing[i]->mass_sum += step.stored_mass[static_cast<size_t>(drawing_rows[i])];
+        ++drawing[i]->mass_count;
+      }
+      if (!drawing.empty()) Commit(step.tokens, drawing, priority, &ended);
     }
     const absl::Duration took = absl::Now() - begin;
     {
@@ -437,6 +442,10 @@ class Engine::Impl {
       for (const PlannedRows& planned : plan) {
         const Sequence* s = running[static_cast<size_t>(planned.sequence)];
         if (priority == Priority::kInteractive) shares_.Charge(s->request.tenant, planned.rows);
+      }
+      if (decode_steps_) {
+        stats_.recorded_steps = decode_steps_->stats().steps;
+        stats_.recordings = decode_steps_->stats().recordings;
       }
       if (priority == Priority::kInteractive) {
         stats_.prompt_tokens += prefill_tokens;
@@ -451,8 +460,7 @@ class Engine::Impl {
     return ended;
   }
 
-  void Draw(const Tensor& hidden, const std::vector<Sequence*>& drawing, Priority priority,
-            std::vector<std::pair<Sequence*, Finished>>* ended) {
+  static std::vector<SampleRow> SampleRows(const std::vector<Sequence*>& drawing) {
     std::vector<SampleRow> rows;
     for (Sequence* s : drawing) {
       SampleRow row = s->request.sampling;
@@ -460,7 +468,11 @@ class Engine::Impl {
       row.history.assign(s->counts.begin(), s->counts.end());
       rows.push_back(std::move(row));
     }
-    const std::vector<SampledToken> drawn = Sample(ctx_, Logits(ctx_, *weights_, hidden), options_.vocabulary, rows);
+    return rows;
+  }
+
+  void Commit(const std::vector<SampledToken>& drawn, const std::vector<Sequence*>& drawing, Priority priority,
+              std::vector<std::pair<Sequence*, Finished>>* ended) {
     const absl::Time now = absl::Now();
     for (size_t i = 0; i < drawing.size(); ++i) {
       Sequence* s = drawing[i];
@@ -534,6 +546,7 @@ class Engine::Impl {
   const std::shared_ptr<const Weights> weights_;
   EngineOptions options_;
   PagePool pages_;
+  std::unique_ptr<DecodeSteps> decode_steps_;  // used by the engine's thread
   int64_t context_limit_ = 0;
 
   std::mutex mutex_;

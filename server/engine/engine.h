@@ -24,6 +24,8 @@ struct EngineStats {
   int64_t prompt_tokens = 0, generated_tokens = 0;  // interactive
   int64_t background_tokens = 0;
   int64_t invalid_logits = 0;  // rows with NaN
+  int64_t recorded_steps = 0;  // decode steps that ran as a recording (DecodeSteps)
+  int64_t recordings = 0;      // made so far
   int64_t preemptions = 0;
 };
 
@@ -45,7 +47,9 @@ struct EngineOptions {
   int64_t context_limit = 0;  // positions; 0: the model's
   // Share of the time that background work gets while interactive work is there: builds go on, queries barely notice.
   double background_share = 0.1;
-  int64_t vocabulary = 0;  // ids that may be drawn; 0: the model's
+  int64_t vocabulary = 0;        // ids that may be drawn; 0: the model's
+  DType kv_dtype = DType::kF32;  // of private keys and values, and of memories as queries read them; bf16 on CUDA only
+  bool record_steps = true;      // run decode steps as recordings where the backend has them
   EngineObserver* observer = nullptr;
 };
 

@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "kernels/base/status.h"
 #include "kernels/base/strings.h"
+#include "server/load/random_weights.h"
 #include "server/load/tokenizer_from_gguf.h"
 
 namespace stillhouse {
@@ -306,7 +307,7 @@ absl::StatusOr<Weights> WeightsFromGguf(const std::shared_ptr<const GgufFile>& f
   return weights;
 }
 
-absl::StatusOr<GgufModel> LoadGgufModel(const Context& ctx, const std::string& path) {
+absl::StatusOr<GgufModel> LoadGgufModel(const Context& ctx, const std::string& path, const std::string& random_shape) {
   STILLHOUSE_ASSIGN_OR_RETURN(const std::shared_ptr<const GgufFile> file, GgufFile::Open(path));
   const std::string name = Printable(path.substr(path.find_last_of('/') + 1));
   const auto about_file = [&](const absl::Status& status) {
@@ -316,8 +317,13 @@ absl::StatusOr<GgufModel> LoadGgufModel(const Context& ctx, const std::string& p
   auto tokenizer = TokenizerFromGguf(*file);
   if (!tokenizer.ok()) return about_file(tokenizer.status());
   model.tokenizer = *std::move(tokenizer);
-  auto raw = WeightsFromGguf(file);
-  if (!raw.ok()) return about_file(raw.status());
+  absl::StatusOr<Weights> raw = Weights();
+  if (random_shape.empty()) {
+    raw = WeightsFromGguf(file);
+    if (!raw.ok()) return about_file(raw.status());
+  } else {
+    STILLHOUSE_ASSIGN_OR_RETURN(raw->config, RandomWeightConfig(random_shape));
+  }
   if (model.tokenizer->vocab_size() > raw->config.vocabulary) {
     return about_file(Invalid(StrCat("its tokenizer has ", model.tokenizer->vocab_size(),
                                      " tokens, but there are only ", raw->config.vocabulary, " embeddings")));
@@ -330,7 +336,7 @@ absl::StatusOr<GgufModel> LoadGgufModel(const Context& ctx, const std::string& p
   } else {
     model.chat_status = chat.status();
   }
-  auto weights = FinishWeights(ctx, *std::move(raw));
+  auto weights = random_shape.empty() ? FinishWeights(ctx, *std::move(raw)) : RandomWeights(ctx, random_shape);
   if (!weights.ok()) return about_file(weights.status());
   model.weights = *std::move(weights);
   return model;

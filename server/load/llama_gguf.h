@@ -37,8 +37,10 @@ struct GgufModel {
   absl::Status chat_status;            // then says why
 };
 
-// Opens, checks and prepares a model file. The context needs a backend and must outlive the model's use.
-absl::StatusOr<GgufModel> LoadGgufModel(const Context& ctx, const std::string& path);
+// Opens, checks and prepares a model file. The context needs a backend and must outlive the model's use. With a
+// `random_shape` (load/random_weights.h) the file gives tokenizer and template only, and the parameters are generated.
+absl::StatusOr<GgufModel> LoadGgufModel(const Context& ctx, const std::string& path,
+                                        const std::string& random_shape = "");
 
 }  // namespace stillhouse
 

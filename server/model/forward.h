@@ -18,6 +18,10 @@ struct BatchSequence {
   int64_t row_count = 0;
 };
 
+// INVALID_ARGUMENT naming an id that the model has no embedding for. Whoever takes ids from outside asks this first:
+// Forward takes a wrong one for a bug of ours.
+absl::Status CheckTokens(const ModelConfig& config, absl::Span<const int32_t> tokens);
+
 // Rows of any number of sequences, one after the other: prompts in chunks, single decode steps, packed training rows.
 struct Batch {
   std::vector<int32_t> tokens;
@@ -44,6 +48,31 @@ struct ForwardResult {
   Tensor hidden;                   // f32 [outputs, hidden]: after the final norm, ready for the output projection
   std::vector<float> stored_mass;  // [R], or empty
 };
+
+// What the rows of a pass read beside the weights, on the device. Forward makes it of a batch; a recorded decode step
+// has it at addresses that stay.
+struct PassInputs {
+  int64_t rows = 0;
+  Tensor tokens, positions;  // i32 [R]
+  Tensor output_rows;        // i32 [n]; empty: every row is an output
+  bool outputs = true;       // false: none is
+  KvRows kv;                 // where new rows go; without places states take them (Append)
+  AttentionStep::Sizes attention;
+  Tensor attention_bytes;  // u8: a decode step's plan; empty: attention is planned layer by layer from the batch
+};
+// A batch as a decode step: its attention planned for all layers at once. False if it is none: a sequence with many
+// rows, without pages, or with a memory whose layers are scattered; a backend without such steps; weights that are not
+// joined, or have biases.
+bool PlanDecodeStep(const Context& ctx, const Weights& weights, const Batch& batch, AttentionStep* step);
+// Places of the batch's new rows (KvRows::places), for states that keep rows.
+std::vector<int64_t> KvPlaces(const Batch& batch);
+// How rows lie in pages of this type; places are the caller's.
+KvRows KvRowsOf(const ModelConfig& config, DType dtype);
+// [R] of [layers, R].
+std::vector<float> MeanOverLayers(const std::vector<float>& of_layers, int64_t layers);
+// The layers alone, for inputs with attention and places: hidden as in ForwardResult. `stored_mass` [layers, R] is made
+// if it is wanted. States are left as they are.
+Tensor ForwardStep(const Context& ctx, const Weights& weights, const PassInputs& inputs, Tensor* stored_mass = nullptr);
 
 // Runs the batch. With a tape in the context the gradient flows to whatever is watched (memory keys, values and biases;
 // weights in f32); then no rows may be kept. Without one, kept rows are appended to their states.

@@ -28,10 +28,24 @@ absl::Status CheckShape(const std::string& name, const Tensor& t, const Shape& s
       absl::StrCat("tensor ", name, " has shape [", absl::StrJoin(t.shape(), ", "), "], expected ", expected));
 }
 
-// Row-wise concatenation of matrices of one dtype and width; an empty tensor if they differ.
+// Row-wise concatenation of matrices of one dtype and width; an empty tensor if they differ. Matrices that lie one
+// after another in one buffer are joined as they are.
 Tensor JoinRows(const Context& ctx, std::initializer_list<Tensor> parts) {
   int64_t rows = 0;
   const Tensor& first = *parts.begin();
+  bool joined_already = true;
+  for (const Tensor& part : parts) {
+    joined_already = joined_already && part.buffer() == first.buffer() && part.dtype() == first.dtype() &&
+                     part.dim(1) == first.dim(1) && part.contiguous() &&
+                     part.offset() == first.offset() + rows * first.dim(1);
+    rows += part.dim(0);
+  }
+  if (joined_already) {
+    const Tensor whole = Tensor::Wrap(nullptr, first.dtype(), {first.offset() / first.dim(1) + rows, first.dim(1)})
+                             .WithBuffer(first.buffer(), first.dtype());
+    return whole.Slice(0, whole.dim(0) - rows, whole.dim(0));
+  }
+  rows = 0;
   for (const Tensor& part : parts) {
     if (part.dtype() != first.dtype() || part.dim(1) != first.dim(1) || part.device() != DeviceType::kCpu)
       return Tensor();

@@ -24,12 +24,15 @@ int64_t PoolBudget(const Engine& engine) {
 }  // namespace
 
 Scorer::Scorer(const Context& ctx, Engine* engine)
-    : engine_(engine), pages_(ctx, engine->weights().config, PoolBudget(*engine)) {}
+    : engine_(engine), pages_(ctx, engine->weights().config, PoolBudget(*engine), engine->options().kv_dtype) {}
 
 absl::StatusOr<ScoreResult> Scorer::Score(const ScoreRequest& request) {
   const int64_t prompt = static_cast<int64_t>(request.prompt.size());
   const int64_t continuation = static_cast<int64_t>(request.continuation.size());
   if (prompt == 0) return absl::InvalidArgumentError("the text before the continuation is empty");
+  for (const auto* tokens : {&request.prompt, &request.continuation}) {
+    STILLHOUSE_RETURN_IF_ERROR(CheckTokens(engine_->weights().config, *tokens));
+  }
   int64_t start = 0;
   for (const auto& memory : request.memories) start += memory->next_position;
   // The last token is predicted, never read.

@@ -4,16 +4,18 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "kernels/ops/context.h"
+#include "kernels/ops/fused.h"
 
 namespace stillhouse {
 
 // One layer's rows. Keys are stored rotated at their own positions, in the model's RoPE layout.
 struct LayerKv {
-  Tensor k, v;  // [kv_heads, slots, head_dim] f32
+  Tensor k, v;  // [kv_heads, slots, head_dim] f32, or bf16 (PackMemory; for inference only)
   Tensor beta;  // [kv_heads, slots] f32, or empty
 };
 
@@ -31,6 +33,17 @@ struct Memory {
   // Of the buffers that hold it.
   int64_t allocated_bytes() const;
 };
+
+// Its layers as one run, if they lie at equal distances.
+std::optional<KvLayers> LayersOf(const Memory& memory);
+
+// A copy in one buffer [layers, 2, kv_heads, slots, head_dim] of `dtype`, f32 or bf16: as decode steps read it best.
+std::shared_ptr<Memory> PackMemory(const Context& ctx, const Memory& memory, DType dtype);
+// Whether it is what PackMemory would give.
+bool IsPacked(const Memory& memory, DType dtype);
+
+// Copies [kv_heads, n, d] between f32 and bf16 (CUDA), or as they are.
+void CopySlots(const Context& ctx, const Tensor& from, const Tensor& to);
 
 // A copy with its own storage of slots [begin, end) of every layer. next_position is kept unless it is ≥ 0 here.
 std::shared_ptr<Memory> SliceMemory(const Context& ctx, const Memory& memory, int64_t begin, int64_t end,

@@ -1,16 +1,17 @@
 #include "server/state/sequence_state.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/ops/elementwise.h"
 
 namespace stillhouse {
 
-PagePool::PagePool(const Context& ctx, const ModelConfig& config, int64_t budget_bytes)
-    : ctx_(ctx), shape_{config.layers, 2, config.kv_heads, kPageSlots, config.head_dim} {
+PagePool::PagePool(const Context& ctx, const ModelConfig& config, int64_t budget_bytes, DType dtype)
+    : ctx_(ctx), shape_{config.layers, 2, config.kv_heads, kPageSlots, config.head_dim}, dtype_(dtype) {
   ctx_.tape = nullptr;
-  page_bytes_ = config.kv_bytes_per_slot() * kPageSlots;
+  page_bytes_ = config.kv_bytes_per_slot(BlockBytes(dtype)) * kPageSlots;
   total_pages_ = std::max<int64_t>(1, budget_bytes / page_bytes_);
 }
 
@@ -29,7 +30,7 @@ absl::Status PagePool::Take(int64_t count, std::vector<Tensor>* pages) {
     }
     lent_ += count;
   }
-  for (int64_t i = 0; i < count; ++i) pages->push_back(ctx_.EmptyF32(shape_));
+  for (int64_t i = 0; i < count; ++i) pages->push_back(ctx_.Empty(dtype_, shape_));
   return absl::OkStatus();
 }
 
@@ -40,9 +41,29 @@ void PagePool::Return(std::vector<Tensor> pages) {
   lent_ -= count;
 }
 
+std::shared_ptr<const Memory> PagePool::Fitting(std::shared_ptr<const Memory> memory) {
+  // Elsewhere memories are read as they lie.
+  if (!ctx_.backend->fused().has_steps() || IsPacked(*memory, dtype_)) return memory;
+  std::lock_guard<std::mutex> lock(mutex_);
+  std::erase_if(copies_, [](const auto& entry) { return entry.second.of.expired() || entry.second.copy.expired(); });
+  if (auto found = copies_.find(memory.get()); found != copies_.end()) {
+    if (std::shared_ptr<const Memory> copy = found->second.copy.lock()) return copy;
+  }
+  std::shared_ptr<const Memory> copy = PackMemory(ctx_, *memory, dtype_);
+  copies_[memory.get()] = {memory, copy};
+  return copy;
+}
+
 SequenceState::SequenceState(std::vector<std::shared_ptr<const Memory>> memories, PagePool* pool)
     : memories_(std::move(memories)), pool_(pool) {
-  for (const auto& memory : memories_) start_position_ += memory->next_position;
+  for (auto& memory : memories_) {
+    if (pool) memory = pool->Fitting(std::move(memory));
+    start_position_ += memory->next_position;
+    if (memory->slots == 0) continue;
+    std::optional<KvLayers> layers = LayersOf(*memory);
+    layered_ = layered_ && layers.has_value();
+    if (layered_) memory_layers_.push_back(*std::move(layers));
+  }
 }
 
 SequenceState::~SequenceState() {
@@ -70,6 +91,26 @@ std::vector<SequenceState::Run> SequenceState::OwnRuns(int64_t layer) const {
     runs.push_back({page.Select(0, 0).Slice(1, 0, filled), page.Select(0, 1).Slice(1, 0, filled)});
   }
   return runs;
+}
+
+void SequenceState::AddOwnLayers(std::vector<KvLayers>* runs) const {
+  for (int64_t begin = 0; begin < rows_; begin += PagePool::kPageSlots) {
+    const Tensor& page = pages_[static_cast<size_t>(begin / PagePool::kPageSlots)];
+    const Tensor first = page.Select(0, 0).Slice(2, 0, std::min(rows_ - begin, PagePool::kPageSlots));
+    runs->push_back({first.Select(0, 0), first.Select(0, 1), Tensor(), page.stride(0), page.stride(0), 0, false});
+  }
+}
+
+void SequenceState::AddPlaces(int64_t count, std::vector<int64_t>* places) const {
+  for (int64_t slot = rows_; slot < rows_ + count; ++slot) {
+    const size_t index = static_cast<size_t>(slot / PagePool::kPageSlots);
+    STILLHOUSE_CHECK(index < pages_.size()) << "rows without Reserve";
+    const Tensor& page = pages_[index];
+    const int64_t bytes = BlockBytes(page.dtype());
+    const int64_t k = reinterpret_cast<int64_t>(page.raw()) + slot % PagePool::kPageSlots * page.stride(3) * bytes;
+    places->push_back(k);
+    places->push_back(k + page.stride(1) * bytes);
+  }
 }
 
 void SequenceState::Append(const Context& ctx, int64_t layer, const Tensor& k, const Tensor& v, int64_t row_begin,
@@ -105,14 +146,14 @@ std::shared_ptr<Memory> SequenceState::Freeze(const Context& ctx, const ModelCon
   memory->slots = rows_;
   memory->next_position = next_position();
   for (int64_t layer = 0; layer < config.layers; ++layer) {
-    LayerKv kv;
+    LayerKv kv;  // tensors of their own: a tape watches whole buffers
     kv.k = ctx.EmptyF32({config.kv_heads, rows_, config.head_dim});
     kv.v = ctx.EmptyF32({config.kv_heads, rows_, config.head_dim});
     int64_t slot = 0;
     for (const Run& run : OwnRuns(layer)) {
       const int64_t n = run.k.dim(1);
-      ctx.backend->Copy(run.k, kv.k.Slice(1, slot, slot + n));
-      ctx.backend->Copy(run.v, kv.v.Slice(1, slot, slot + n));
+      CopySlots(ctx, run.k, kv.k.Slice(1, slot, slot + n));
+      CopySlots(ctx, run.v, kv.v.Slice(1, slot, slot + n));
       slot += n;
     }
     memory->layers.push_back(std::move(kv));

@@ -112,7 +112,7 @@ TEST_F(DirectoryTest, BehindAnotherMemoryOneHasNoBosColumn) {
   Put("plain", *memory, rig_->prints);
   Put("bos", *memory, rig_->prints, {}, /*has_bos=*/true);
   Put("only", *MakeMemory(1, 0.5f), rig_->prints, {}, /*has_bos=*/true);
-  const int64_t bytes = memory->allocated_bytes();
+  const int64_t bytes = PackMemory(ctx, *memory, DType::kF32)->allocated_bytes();  // as it is loaded
   auto directory = MakeDirectory(3 * bytes);
   for (const char* whole : {"plain", "only"}) {
     const absl::StatusOr<PinnedMemory> pin = directory->Pin("acme", "book", whole);
@@ -242,7 +242,7 @@ TEST_F(DirectoryTest, LeastRecentlyUsedGoesFirstAndPinnedStay) {
 
 TEST_F(DirectoryTest, AHeldMemoryOutlivesItsName) {
   const ArtifactRow row = Put("a", *MakeMemory(16, 1.0f), rig_->prints);
-  const int64_t bytes = MakeMemory(16, 0.0f)->allocated_bytes();
+  const int64_t bytes = PackMemory(rig_->ctx, *MakeMemory(16, 0.0f), DType::kF32)->allocated_bytes();
   auto directory = MakeDirectory(bytes + bytes / 2);
   absl::StatusOr<PinnedMemory> held = directory->Pin("acme", "book", "a");
   directory->Forget("acme", "book", "");

@@ -174,6 +174,59 @@ TEST_F(EngineTest, AMemoryOfAPrefixGivesTheTokensOfTheWholePrompt) {
   EXPECT_TRUE(weak.expired()) << "the engine kept a memory past the end of its requests";
 }
 
+// A model that gives NaN fails the request that it was given for, is counted, and harms no other.
+TEST_F(EngineTest, InvalidLogitsFailTheirRequestAlone) {
+  auto engine = Start();
+  const auto expected = Generate(*engine, Request(Prompt("beside it"), 10));
+  std::shared_ptr<const Memory> broken;
+  ASSERT_TRUE(engine
+                  ->Execute(Priority::kBackground,
+                            [&](const Context& ctx) -> absl::Status {
+                              SequenceState state({}, &engine->pages());
+                              auto last = Prefill(ctx, *model_.weights, &state, Prompt("a broken document"), 64);
+                              if (!last.ok()) return last.status();
+                              auto memory = state.Freeze(ctx, model_.weights->config);
+                              const Tensor& v = memory->layers[0].v;
+                              const std::vector<float> nan(static_cast<size_t>(v.elements()), std::nanf(""));
+                              ctx.backend->Upload(nan.data(), v);
+                              broken = memory;
+                              return absl::OkStatus();
+                            })
+                  .ok());
+  auto bad = std::make_shared<Collector>(), good = std::make_shared<Collector>();
+  GenerationRequest r = Request(Prompt("on it"), 10);
+  r.memories = {broken};
+  ASSERT_TRUE(engine->Submit(std::move(r), bad).ok());
+  ASSERT_TRUE(engine->Submit(Request(Prompt("beside it"), 10), good).ok());
+  ASSERT_TRUE(bad->WaitFinished());
+  ASSERT_TRUE(good->WaitFinished());
+  EXPECT_EQ(bad->reason_, FinishReason::kError);
+  EXPECT_EQ(bad->status_.code(), absl::StatusCode::kInternal);
+  EXPECT_TRUE(bad->ids().empty());
+  EXPECT_EQ(good->ids(), expected);
+  EXPECT_EQ(engine->stats().invalid_logits, 1);
+}
+
+// Where the backend records decode steps, the engine runs them; with keys and values in bf16 it answers as well.
+TEST_F(EngineTest, DecodeStepsAreRecorded) {
+  auto engine = Start();
+  if (!model_.ctx.backend->fused().has_steps()) GTEST_SKIP() << "a backend without recorded steps";
+  const auto tokens = Generate(*engine, Request(Prompt("again and again"), 30));
+  const EngineStats stats = engine->stats();
+  EXPECT_GE(stats.recorded_steps, 28);
+  EXPECT_LT(stats.recordings, 4);
+  EngineOptions plain;
+  plain.record_steps = false;
+  auto other = std::make_unique<Engine>(model_.ctx, model_.weights, plain);
+  EXPECT_EQ(Generate(*other, Request(Prompt("again and again"), 30)), tokens);
+  EXPECT_EQ(other->stats().recorded_steps, 0);
+  EngineOptions narrow;
+  narrow.kv_dtype = DType::kBF16;
+  other = std::make_unique<Engine>(model_.ctx, model_.weights, narrow);
+  EXPECT_EQ(Generate(*other, Request(Prompt("again and again"), 30)).size(), 30u);
+  EXPECT_EQ(other->stats().page_bytes, stats.page_bytes / 2);
+}
+
 TEST_F(EngineTest, StopIdIsReportedAndEnds) {
   auto engine = Start();
   const auto free_run = Generate(*engine, Request(Prompt("stop here"), 20));

@@ -12,6 +12,7 @@
 #include "kernels/ops/loss.h"
 #include "kernels/ops/sample.h"
 #include "nlohmann/json.hpp"
+#include "server/model/decode_steps.h"
 #include "server/model/forward.h"
 #include "server/token/chat_template.h"
 #include "tests/server/model/loaded_model.h"
@@ -189,6 +190,97 @@ TEST(GoldenModel, NllOfTheArticles) {
       CheckNll(passage, Model().tokenizer->Encode(text));
     }
   }
+}
+
+// The same model with weights, keys and values in bf16, on a GPU; null elsewhere.
+const LoadedModel* Bf16Model() {
+  static const LoadedModel* model = []() -> const LoadedModel* {
+    const char* device = std::getenv("STILLHOUSE_TEST_DEVICE");
+    if (!device || std::string(device) != "cuda") return nullptr;
+    CudaBackendOptions options;
+    options.storage = CudaStorage::kBf16;
+    auto backend = MakeCudaBackend(options);
+    STILLHOUSE_CHECK(backend.ok()) << backend.status().ToString();
+    auto* m = new LoadedModel;
+    m->backend = *std::move(backend);
+    m->ctx.backend = m->backend.get();
+    auto loaded = LoadGgufModel(m->ctx, testing::DefaultModelPath());
+    STILLHOUSE_CHECK(loaded.ok()) << loaded.status().ToString();
+    m->weights = loaded->weights;
+    return m;
+  }();
+  return model;
+}
+
+// Hidden states of every row, read in chunks through pages of bf16.
+std::vector<Tensor> ChunkedHidden(const LoadedModel& model, PagePool* pages, const std::vector<int32_t>& ids) {
+  SequenceState state({}, pages);
+  std::vector<Tensor> hidden;
+  for (size_t begin = 0; begin < ids.size(); begin += 512) {
+    const auto piece = absl::MakeConstSpan(ids).subspan(begin, 512);
+    STILLHOUSE_CHECK(state.Reserve(static_cast<int64_t>(piece.size())).ok());
+    Batch batch;
+    batch.Add(&state, piece, Batch::Outputs::kAll);
+    hidden.push_back(Forward(model.ctx, *model.weights, batch).hidden);
+  }
+  return hidden;
+}
+
+TEST(GoldenBf16, NllOfTheLicenceWithin5e3) {
+  const LoadedModel* model = Bf16Model();
+  if (!model) GTEST_SKIP() << "bf16 storage is the GPU's";
+  const json& passage = Golden()["nll"].back();
+  const std::vector<int32_t> ids = Model().tokenizer->Encode(testing::ReadFileOrFail(testing::SourcePath("LICENSE")));
+  PagePool pages(model->ctx, model->weights->config, int64_t{1} << 30, DType::kBF16);
+  double sum = 0;
+  size_t next = 1;
+  for (const Tensor& hidden : ChunkedHidden(*model, &pages, ids)) {
+    const int64_t rows = std::min<int64_t>(hidden.dim(0), static_cast<int64_t>(ids.size() - next));
+    if (rows == 0) break;
+    TopLogprobsArgs args;
+    args.x = hidden.Slice(0, 0, rows);
+    args.weight = model->weights->output;
+    args.tokens = model->ctx.Ints(absl::MakeConstSpan(ids).subspan(next, static_cast<size_t>(rows)), {rows});
+    args.token_logprobs = model->ctx.EmptyF32({rows});
+    TopLogprobs(model->ctx, args);
+    for (float lp : model->ctx.ToFloats(args.token_logprobs)) sum -= lp;
+    next += static_cast<size_t>(rows);
+  }
+  const double nll = sum / static_cast<double>(ids.size() - 1);
+  RecordProperty("nll_difference", std::to_string(nll - passage["mean_nll"].get<double>()));
+  EXPECT_NEAR(nll, passage["mean_nll"].get<double>(), 5e-3);
+}
+
+// Fed the reference's own answers, step by step through recorded steps, it would have said the same token.
+TEST(GoldenBf16, GreedyStepsAgreeWhenTeacherForced) {
+  const LoadedModel* model = Bf16Model();
+  if (!model) GTEST_SKIP() << "bf16 storage is the GPU's";
+  const int64_t vocabulary = model->weights->config.vocabulary;
+  DecodeSteps decode(model->ctx, model->weights, vocabulary);
+  int64_t steps = 0, same = 0;
+  for (const json& run : Golden()["greedy"]) {
+    const auto prompt = run["prompt_ids"].get<std::vector<int32_t>>();
+    const auto expected = run["ids"].get<std::vector<int32_t>>();
+    PagePool pages(model->ctx, model->weights->config, int64_t{64} << 20, DType::kBF16);
+    SequenceState state({}, &pages);
+    auto hidden = Prefill(model->ctx, *model->weights, &state, prompt, 64);
+    ASSERT_TRUE(hidden.ok()) << hidden.status();
+    std::vector<SampledToken> drawn =
+        Sample(model->ctx, Logits(model->ctx, *model->weights, *hidden), vocabulary, {SampleRow{}});
+    for (size_t i = 0; i < expected.size(); ++i) {
+      ++steps;
+      same += drawn[0].id == expected[i];
+      if (i + 1 == expected.size()) break;
+      ASSERT_TRUE(state.Reserve(1).ok());
+      Batch batch;
+      batch.Add(&state, {&expected[i], 1}, Batch::Outputs::kLast);
+      DecodeSteps::Result result;
+      ASSERT_TRUE(decode.Run(batch, {SampleRow{}}, false, &result));
+      drawn = result.tokens;
+    }
+  }
+  RecordProperty("share_of_equal_steps", std::to_string(static_cast<double>(same) / static_cast<double>(steps)));
+  EXPECT_GE(static_cast<double>(same), 0.95 * static_cast<double>(steps)) << same << " of " << steps;
 }
 
 // Reference keys are in the half layout, ours in the model's: element 2j of a head is their j, 2j + 1 their j + d/2.

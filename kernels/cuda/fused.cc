@@ -1,0 +1,146 @@
+// The fused ops between attention and attention: products of normalised rows, gates, rotations with their appends.
+#include "kernels/ops/fused.h"
+
+#include <algorithm>
+
+#include "kernels/cuda/cuda_device.h"
+#include "kernels/cuda/cuda_kernels.h"
+#include "kernels/cuda/fused_launch.h"
+#include "kernels/cuda/rows.h"
+#include "kernels/cuda/skinny_launch.h"
+#include "kernels/ops/elementwise.h"
+#include "kernels/ops/norm.h"
+
+namespace stillhouse::cuda {
+namespace {
+
+SkinnyParams Normed(Backend& backend, const Tensor& x, const Tensor& norm, float eps, const Tensor& weight) {
+  SkinnyParams p;
+  p.weight = weight.raw();
+  p.n = weight.dim(0);
+  p.k = weight.dim(1);
+  p.x = x.f32();
+  p.x_stride = x.stride(0);
+  p.m = static_cast<int>(std::min<int64_t>(x.dim(0), kSkinnyRows + 1));
+  p.norm = VectorOf(norm, p.k);
+  p.eps = eps;
+  p.multiprocessors = DeviceOf(backend).multiprocessors();
+  return p;
+}
+
+// The rows as the product takes them: f32, or bf16 at once.
+Tensor NormRows(Backend& backend, const Tensor& x, const Tensor& norm, float eps, bool bf16) {
+  const Context ctx{&backend};
+  const int64_t width = x.dim(1);
+  const bool vectors = width % 4 == 0 && x.stride(0) % 4 == 0 && reinterpret_cast<uintptr_t>(x.f32()) % 16 == 0 &&
+                       reinterpret_cast<uintptr_t>(norm.f32()) % 16 == 0;
+  if (!bf16 || !vectors) return RmsNorm(ctx, x, norm, eps);
+  const Tensor out = ctx.Empty(DType::kBF16, x.shape());
+  LaunchNormToBf16({x.f32(), x.stride(0), VectorOf(norm, width), eps, x.dim(0), width, out.raw()}, StreamOf(backend));
+  return out;
+}
+
+}  // namespace
+
+void NormLinear(Backend& backend, const NormLinearArgs& args) {
+  CheckMatrix(args.x, args.x.dim(0), args.weight.dim(1));
+  CheckMatrix(args.out, args.x.dim(0), args.weight.dim(0));
+  if (args.x.dim(0) == 0) return;
+  const bool bf16 = IsBf16Product(backend, args.weight);
+  if (bf16) {
+    SkinnyParams p = Normed(backend, args.x, args.norm, args.eps, args.weight);
+    p.out = args.out.f32();
+    p.out_stride = args.out.stride(0);
+    if (SkinnyPays(p) && CanSkinny(p)) return LaunchSkinny(p, StreamOf(backend));
+  }
+  LinearInto(backend, NormRows(backend, args.x, args.norm, args.eps, bf16), args.weight, Tensor(), args.out);
+}
+
+void LinearAdd(Backend& backend, const LinearAddArgs& args) {
+  LinearInto(backend, args.x, args.weight, Tensor(), args.residual, /*add=*/true);
+}
+
+void NormSwiGlu(Backend& backend, const NormSwiGluArgs& args) {
+  const Context ctx{&backend};
+  const int64_t rows = args.x.dim(0), ffn = args.gate_up.dim(0) / 2;
+  CheckMatrix(args.x, rows, args.gate_up.dim(1));
+  const bool bf16 = IsBf16Product(backend, args.gate_up) && ffn % 4 == 0;
+  if (!bf16) {
+    const Tensor both = ctx.EmptyF32({rows, 2 * ffn});
+    LinearInto(backend, NormRows(backend, args.x, args.norm, args.eps, false), args.gate_up, Tensor(), both);
+    *args.out = SwiGlu(ctx, both.Slice(1, 0, ffn), both.Slice(1, ffn, 2 * ffn));
+    return;
+  }
+  *args.out = ctx.Empty(DType::kBF16, {rows, ffn});
+  if (rows == 0) return;
+  SkinnyParams p = Normed(backend, args.x, args.norm, args.eps, args.gate_up);
+  p.glu = args.out->raw();
+  if (CanSkinny(p)) return LaunchSkinny(p, StreamOf(backend));
+  const Tensor x = NormRows(backend, args.x, args.norm, args.eps, true);
+  p.norm = nullptr;
+  p.x = x.raw();
+  p.x_bf16 = x.dtype() == DType::kBF16;
+  p.x_stride = x.stride(0);
+  if (CanSkinny(p)) return LaunchSkinny(p, StreamOf(backend));
+  const Tensor both = ctx.EmptyF32({rows, 2 * ffn});
+  LinearInto(backend, x, args.gate_up, Tensor(), both);
+  LaunchSwiGluToBf16(both.f32(), rows, ffn, args.out->raw(), StreamOf(backend));
+}
+
+void RopeAngles(Backend& backend, const RopeAnglesArgs& args) {
+  RopeAnglesParams p;
+  p.rows = args.positions.elements();
+  p.pairs = static_cast<int>(args.config->inv_freq.size());
+  STILLHOUSE_CHECK(p.pairs <= kMaxAnglePairs) << "rotary pairs: " << p.pairs;
+  CheckMatrix(args.out, p.rows, 2 * p.pairs);
+  STILLHOUSE_CHECK(args.out.contiguous() && args.positions.contiguous());
+  p.positions = args.positions.i32();
+  p.out = args.out.f32();
+  p.scale = args.config->attention_scale;
+  std::copy(args.config->inv_freq.begin(), args.config->inv_freq.end(), p.inv_freq);
+  LaunchRopeAngles(p, StreamOf(backend));
+}
+
+void QkvRope(Backend& backend, const QkvRopeArgs& args) {
+  STILLHOUSE_CHECK(args.qkv.rank() == 3 && args.qkv.contiguous() && args.qkv.dim(1) == args.heads + 2 * args.kv_heads)
+      << args.qkv.DebugString();
+  QkvRopeParams p;
+  p.qkv = args.qkv.f32();
+  p.rows = args.qkv.dim(0);
+  p.heads = static_cast<int>(args.heads);
+  p.kv_heads = static_cast<int>(args.kv_heads);
+  p.width = static_cast<int>(args.qkv.dim(2));
+  p.q_norm = VectorOf(args.q_norm, p.width);
+  p.k_norm = VectorOf(args.k_norm, p.width);
+  p.eps = args.eps;
+  p.pairs = static_cast<int>(args.angles.dim(1) / 2);
+  STILLHOUSE_CHECK(args.angles.contiguous() && args.angles.dim(0) == p.rows && 2 * p.pairs <= p.width)
+      << args.angles.DebugString();
+  p.angles = args.angles.f32();
+  p.interleaved = args.interleaved;
+  if (args.rows && args.rows->places) {
+    STILLHOUSE_CHECK(args.rows->places.dtype() == DType::kI64 && args.rows->places.elements() == 2 * p.rows);
+    p.places = args.rows->places.data<int64_t>();
+    p.layer_offset = args.layer * args.rows->layer_stride;
+    p.head_stride = args.rows->head_stride;
+    p.kv_bf16 = args.rows->dtype == DType::kBF16;
+  }
+  LaunchQkvRope(p, StreamOf(backend));
+}
+
+const FusedKernels& Fused() {
+  static const FusedKernels table{.NormLinear = NormLinear,
+                                  .LinearAdd = LinearAdd,
+                                  .NormSwiGlu = NormSwiGlu,
+                                  .RopeAngles = RopeAngles,
+                                  .QkvRope = QkvRope,
+                                  .PlanAttentionStep = PlanAttentionStep,
+                                  .AttentionStepTables = AttentionStepTables,
+                                  .AttentionOfStep = AttentionOfStep,
+                                  .PackDraws = PackDraws,
+                                  .Draw = Draw,
+                                  .UnpackDraws = UnpackDraws};
+  return table;
+}
+
+}  // namespace stillhouse::cuda

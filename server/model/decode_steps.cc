@@ -1,0 +1,134 @@
+#include "server/model/decode_steps.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/base/trace.h"
+#include "kernels/ops/fused.h"
+
+namespace stillhouse {
+namespace {
+
+// Arrays of a step, one after the other in its block.
+class Block {
+ public:
+  int64_t Add(const void* data, size_t bytes) {
+    const size_t at = (bytes_.size() + 255) / 256 * 256;
+    bytes_.resize(at + bytes);
+    if (bytes > 0) std::memcpy(bytes_.data() + at, data, bytes);
+    return static_cast<int64_t>(at);
+  }
+  template <typename T>
+  int64_t Add(const std::vector<T>& values) {
+    return Add(values.data(), values.size() * sizeof(T));
+  }
+  const std::vector<char>& bytes() const { return bytes_; }
+
+ private:
+  std::vector<char> bytes_;
+};
+
+}  // namespace
+
+struct DecodeSteps::Step {
+  Key key;
+  uint64_t used = 0;
+  Tensor block;
+  Tensor logits, drawn, stored_mass;  // left by a run
+  std::unique_ptr<RecordedWork> work;
+};
+
+DecodeSteps::DecodeSteps(const Context& ctx, std::shared_ptr<const Weights> weights, int64_t vocabulary, size_t limit)
+    : ctx_(ctx), weights_(std::move(weights)), vocabulary_(vocabulary), limit_(std::max<size_t>(1, limit)) {
+  ctx_.tape = nullptr;
+}
+
+DecodeSteps::~DecodeSteps() = default;
+
+DecodeSteps::Step* DecodeSteps::Find(const Key& key) {
+  for (const auto& step : steps_) {
+    if (step->key == key) return step.get();
+  }
+  if (steps_.size() >= limit_) {
+    const auto oldest =
+        std::min_element(steps_.begin(), steps_.end(), [](const auto& a, const auto& b) { return a->used < b->used; });
+    steps_.erase(oldest);
+    ++stats_.evictions;
+  }
+  steps_.push_back(std::make_unique<Step>());
+  steps_.back()->key = key;
+  return steps_.back().get();
+}
+
+bool DecodeSteps::Run(const Batch& batch, const std::vector<SampleRow>& rows, bool measure_stored_mass,
+                      Result* result) {
+  const int64_t count = batch.rows();
+  AttentionStep attention;
+  if (static_cast<int64_t>(batch.sequences.size()) != count ||
+      static_cast<int64_t>(batch.output_rows.size()) != count) {
+    return false;
+  }
+  const Span span("decode step");
+  {
+    const Span plan("plan");
+    if (!PlanDecodeStep(ctx_, *weights_, batch, &attention)) return false;
+  }
+  const absl::Status known = CheckTokens(weights_->config, batch.tokens);
+  STILLHOUSE_CHECK(known.ok()) << known.message();
+  const FusedKernels& fused = ctx_.backend->fused();
+  const Key key{attention.sizes, CanDrawRows(rows), measure_stored_mass};
+  Block block;
+  std::vector<char> settings;
+  if (key.draws) fused.PackDraws({&rows, &settings});
+  const int64_t tokens = block.Add(batch.tokens), positions = block.Add(batch.positions),
+                places = block.Add(KvPlaces(batch)), plan = block.Add(attention.bytes), draws = block.Add(settings);
+
+  Step* const step = Find(key);
+  step->used = ++clock_;
+  if (!step->block) step->block = ctx_.Empty(DType::kU8, {static_cast<int64_t>(block.bytes().size())});
+  STILLHOUSE_CHECK_EQ(step->block.bytes(), static_cast<int64_t>(block.bytes().size()));
+  ctx_.backend->Upload(block.bytes().data(), step->block);
+  if (!step->work) {
+    const Tensor& all = step->block;
+    PassInputs inputs;
+    inputs.rows = count;
+    inputs.tokens = all.View(tokens, DType::kI32, {count});
+    inputs.positions = all.View(positions, DType::kI32, {count});
+    inputs.kv = KvRowsOf(weights_->config, batch.sequences[0].state->dtype());
+    inputs.kv.places = all.View(places, DType::kI64, {count, 2});
+    inputs.attention = attention.sizes;
+    inputs.attention_bytes = all.View(plan, DType::kU8, {static_cast<int64_t>(attention.bytes.size())});
+    const Tensor settings_on_device = all.View(draws, DType::kU8, {static_cast<int64_t>(settings.size())});
+    step->work = ctx_.backend->Record([&] {
+      step->logits = step->drawn = step->stored_mass = Tensor();  // the second time: the same blocks as the first
+      step->logits =
+          Logits(ctx_, *weights_, ForwardStep(ctx_, *weights_, inputs, key.mass ? &step->stored_mass : nullptr));
+      if (key.draws) fused.Draw(*ctx_.backend, {step->logits, settings_on_device, vocabulary_, &step->drawn});
+    });
+    ++stats_.recordings;
+    if (!step->work) {
+      steps_.pop_back();
+      return false;
+    }
+  }
+  {
+    const Span launch("launch");
+    step->work->Run();
+  }
+  const Span finish("finish");
+  if (key.draws) {
+    std::vector<char> bytes(static_cast<size_t>(step->drawn.bytes()));
+    ctx_.backend->Download(step->drawn, bytes.data());
+    result->tokens.assign(rows.size(), {});
+    fused.UnpackDraws({bytes.data(), &result->tokens});
+  } else {
+    result->tokens = Sample(ctx_, step->logits, vocabulary_, rows);
+  }
+  result->stored_mass.clear();
+  if (key.mass) result->stored_mass = MeanOverLayers(ctx_.ToFloats(step->stored_mass), weights_->config.layers);
+  for (const BatchSequence& sequence : batch.sequences) sequence.state->Advance(1);
+  ++stats_.steps;
+  return true;
+}
+
+}  // namespace stillhouse
