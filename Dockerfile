@@ -25,9 +25,10 @@ RUN mkdir -p /out/models && \
       *) echo "MODEL is none or smollm2, not $MODEL" >&2; exit 2 ;; esac
 COPY . .
 RUN cmake --preset "$PRESET" -DSTILLHOUSE_TESTS=OFF && \
-    cmake --build --preset "$PRESET" -j "${JOBS:-$(nproc)}" --target stillhouse-server stillhouse && \
-    install -D -s -t /out/bin "build/$PRESET/bin/stillhouse-server" "build/$PRESET/bin/stillhouse"
-# The Debian or Ubuntu packages that the two programs load, by asking the linker: names differ between releases. What
+    cmake --build --preset "$PRESET" -j "${JOBS:-$(nproc)}" --target stillhouse-server stillhouse stillhouse-tune && \
+    install -D -s -t /out/bin "build/$PRESET/bin/stillhouse-server" "build/$PRESET/bin/stillhouse" \
+      "build/$PRESET/bin/stillhouse-tune"
+# The Debian or Ubuntu packages that the programs load, by asking the linker: names differ between releases. What
 # belongs to no package (a vendor's toolkit) comes with the runtime base.
 RUN ldd /out/bin/* | awk '/=> \// {print $3}' | sort -u | while read -r library; do \
       dpkg -S "$(readlink -f "$library")" "$library" 2>/dev/null | grep -v '^diversion' | head -n 1 | cut -d: -f1; \

@@ -154,6 +154,14 @@ std::vector<ServerFacts::Kernel> Kernels(const Backend& backend) {
 #include "kernels/ops/op_list.inc"
 #undef STILLHOUSE_OP
 #undef STILLHOUSE_OP_GRAD
+  if (backend.device() != DeviceType::kCpu) {
+    const int plans = PlansInUse().CountFor(variant);
+    for (ServerFacts::Kernel& kernel : kernels) {
+      if (kernel.op != "DecomposeK") continue;
+      kernel.plan = plans > 0 ? StrCat(plans, " plans for this GPU")
+                              : "by shape: no plans for this GPU (stillhouse tune makes them)";
+    }
+  }
   return kernels;
 }
 

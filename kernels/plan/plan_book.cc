@@ -241,6 +241,15 @@ std::optional<DecomposeKPlan> PlanBook::Find(const DecomposeKKey& key) const {
   return it->second.plan;
 }
 
+int PlanBook::CountFor(std::string_view text) const {
+  int count = 0;
+  for (const auto& [key, plan] : decompose_k_) {
+    const bool begins = text.substr(0, key.gpu.size()) == key.gpu;
+    count += begins && (text.size() == key.gpu.size() || text[key.gpu.size()] == ' ') ? 1 : 0;
+  }
+  return count;
+}
+
 std::string PlanBook::PrintLine(const DecomposeKKey& key, const TimedPlan& timed) {
   const DecomposeKPlan& plan = timed.plan;
   std::string line =

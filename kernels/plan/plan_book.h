@@ -77,6 +77,8 @@ class PlanBook {
   // The other book's plans go first.
   void AddAll(const PlanBook& other);
   std::optional<DecomposeKPlan> Find(const DecomposeKKey& key) const;
+  // Plans for the GPU whose name `text` begins with ("NVIDIA H200 bf16").
+  int CountFor(std::string_view text) const;
   const std::map<DecomposeKKey, TimedPlan>& decompose_k() const { return decompose_k_; }
   // Text that Parse reads.
   std::string Print() const;

@@ -78,6 +78,24 @@ TEST(PlanBook, FindsByEveryPartOfTheKey) {
   for (const DecomposeKKey& key : others) EXPECT_FALSE(book->Find(key)) << PlanBook::PrintLine(key, {});
 }
 
+TEST(PlanBook, CountsThePlansOfAGpu) {
+  const auto book = PlanBook::Parse(File(kLine));
+  ASSERT_TRUE(book.ok()) << book.status();
+  EXPECT_EQ(book->CountFor("NVIDIA H200"), 1);
+  EXPECT_EQ(book->CountFor("NVIDIA H200 bf16"), 1);
+  EXPECT_EQ(book->CountFor("NVIDIA H200X"), 0);
+  EXPECT_EQ(book->CountFor("NVIDIA"), 0);
+  EXPECT_EQ(book->CountFor(""), 0);
+}
+
+// A program on an H200 runs by plans from the first day.
+TEST(PlanBook, ShipsPlansForTheH200) {
+  EXPECT_GT(PlanBook::Shipped().CountFor("NVIDIA H200"), 100);
+  const auto plan = PlanBook::Shipped().Find(kKey);
+  ASSERT_TRUE(plan);
+  EXPECT_GE(plan->splits, 1);
+}
+
 TEST(PlanBook, BucketsMeetWithoutGaps) {
   const std::pair<int64_t, RowBucket> kEdges[] = {
       {1, RowBucket::k1},     {2, RowBucket::k2},     {8, RowBucket::k2},        {9, RowBucket::k9},
