@@ -97,13 +97,11 @@ void AddFlags(CLI::App* app, stillhouse::ServerConfig* c, double* drain_seconds,
       ->default_str("f32");
   machine->add_option("--plans", c->plans,
                       "Plan file of stillhouse-tune: how products run on this GPU, over what comes with the server");
-  const std::map<std::string, stillhouse::KvType> kv = {
-      {"auto", stillhouse::KvType::kAuto}, {"f32", stillhouse::KvType::kF32}, {"bf16", stillhouse::KvType::kBf16}};
-  machine
-      ->add_option("--kv", c->kv,
-                   "What keys and values are held as: f32, bf16 (half the memory; on a GPU only), or auto: bf16 with "
-                   "--gpu-weights bf16")
-      ->transform(CLI::CheckedTransformer(kv, CLI::ignore_case))
+  AddChoice<stillhouse::KvType>(
+      machine, "--kv", &c->kv,
+      {{"auto", stillhouse::KvType::kAuto}, {"f32", stillhouse::KvType::kF32}, {"bf16", stillhouse::KvType::kBf16}},
+      "What keys and values are held as: f32, bf16 (half the memory; on a GPU only), or auto: bf16 with "
+      "--gpu-weights bf16")
       ->default_str("auto");
   machine->add_option("--threads", c->threads, "Processor threads; 0 is one for each core")
       ->capture_default_str()
@@ -152,7 +150,8 @@ int main(int argc, char** argv) {
   CLI::App app("Serves a language model with lasting memories of documents, over gRPC.", "stillhouse-server");
   app.footer(kExamples);
   app.set_version_flag("--version", std::string("stillhouse-server ") + STILLHOUSE_VERSION);
-  app.set_config("--config");
+  app.set_config("--config", "", "File of flags, one a line: address = \"0.0.0.0:7070\"");
+  app.allow_config_extras(CLI::config_extras_mode::error);  // a mistyped flag must not be a missing one
   stillhouse::ServerConfig config;
   double drain_seconds = 30;
   std::string log_level = "info";

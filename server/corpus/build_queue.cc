@@ -313,10 +313,11 @@ class BuildQueue::Impl {
   void RunJob(Job& job) {
     OperationUpdate update;
     update.state = OperationState::kRunning;
-    if (absl::Status status = services_.store->UpdateOperation(job.row.tenant, job.row.operation_id, update).status();
-        !status.ok()) {
-      return Finish(job, status);
-    }
+    const absl::StatusOr<OperationRow> row =
+        services_.store->UpdateOperation(job.row.tenant, job.row.operation_id, update);
+    if (!row.ok()) return Finish(job, row.status());
+    // A Cancel between the row and the job's place in the queue found the row alone.
+    if (row->cancel_requested) job.cancel.store(true);
     BuilderHooks hooks;
     hooks.check = [&]() -> absl::Status {
       if (job.cancel.load(std::memory_order_relaxed)) return absl::CancelledError("the build was cancelled");

@@ -121,6 +121,52 @@ class Listening(unittest.TestCase):
             self.assertEqual(result.returncode, 1)
             self.assertEqual(len(result.stderr.strip().splitlines()), 1, result.stderr)
 
+    def test_flags_come_from_a_file_and_a_mistyped_one_is_refused(self):
+        path = os.path.join(self.folder, "server.toml")
+        for line, code, words in (('address = "0.0.0.0:0"', 1, "loopback"), ('admin-key-fille = "k"', None, "admin-key-fille")):
+            with open(path, "w") as f:
+                f.write("# flags\n" + line + "\n")
+            result = self.run_server("--config", path)
+            self.assertNotEqual(result.returncode, 0)
+            if code:
+                self.assertEqual(result.returncode, code)
+            self.assertIn(words, result.stderr)
+
+    def test_a_certificate_without_its_key_is_refused(self):
+        cert = self.folder + "/cert.pem"
+        with open(cert, "w") as f:
+            f.write("a certificate")
+        result = self.run_server("--address", "127.0.0.1:0", "--tls-cert", cert)
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("--tls-key", result.stderr)
+
+    def test_mutual_tls_lets_in_who_has_a_certificate_of_the_authority(self):
+        def make(name, *more):
+            key, cert = f"{self.folder}/{name}.key", f"{self.folder}/{name}.pem"
+            subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "2",
+                            "-subj", f"/CN={name}", *more], check=True, capture_output=True)
+            return key, cert
+        key, cert = make("localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1")
+        good, other = make("good"), make("other")
+        server = Server(self.folder, "--tls-cert", cert, "--tls-key", key, "--tls-client-ca", good[1], model=self.model)
+
+        def read(path):
+            with open(path, "rb") as f:
+                return f.read()
+        try:
+            for pair, welcome in ((good, True), (other, False), (None, False)):
+                server.channel.close()
+                server.channel = grpc.secure_channel(server.address, grpc.ssl_channel_credentials(
+                    read(cert), *(map(read, pair) if pair else ())))
+                server.stubs(server.channel)
+                if welcome:
+                    self.assertTrue(server.info.GetServerInfo(server_pb2.GetServerInfoRequest(), timeout=10).version)
+                else:
+                    with self.assertRaises(grpc.RpcError):
+                        server.info.GetServerInfo(server_pb2.GetServerInfoRequest(), timeout=5)
+        finally:
+            server.kill()
+
     def test_tls(self):
         key, cert = self.folder + "/key.pem", self.folder + "/cert.pem"
         subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-days", "2", "-subj",

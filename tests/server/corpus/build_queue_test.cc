@@ -144,6 +144,18 @@ TEST_F(BuildQueueTest, QueuesInOrderAndCancelsWaitingOnesAtOnce) {
   EXPECT_EQ(queue_->Cancel("acme", third.row.operation_id)->row.state, OperationState::kSucceeded);
 }
 
+TEST_F(BuildQueueTest, ACancelThatFoundTheRowAloneIsHeeded) {
+  const BuildInfo running = Enqueue(Long("a"));
+  WaitUntilTraining(running);
+  const BuildInfo second = Enqueue(SmallSpec(BuildMethod::kAttentionMatching, "book", "b"));
+  // As a Cancel does that comes before the job is in its place.
+  OperationUpdate update;
+  update.cancel_requested = true;
+  ASSERT_TRUE(rig_->store->UpdateOperation("acme", second.row.operation_id, update).ok());
+  ASSERT_TRUE(queue_->Cancel("acme", running.row.operation_id).ok());
+  EXPECT_EQ(WaitFor(second).row.state, OperationState::kCancelled);
+}
+
 TEST_F(BuildQueueTest, FullQueuesSayItIsTheServer) {
   queue_.reset();
   options_.max_waiting = 1;
