@@ -116,8 +116,9 @@ void AddFlags(CLI::App* app, stillhouse::ServerConfig* c, double* drain_seconds,
   machine->add_option("--max-queue", c->max_queue, "Queries that wait beside them; more are refused")
       ->capture_default_str()
       ->check(CLI::Range(int64_t{0}, int64_t{1} << 20));
-  machine->add_option("--prefill-chunk", c->prefill_chunk, "Prompt tokens in one step while other queries answer")
-      ->capture_default_str()
+  machine
+      ->add_option("--prefill-chunk", c->prefill_chunk,
+                   "Prompt tokens in one step while other queries answer (default: 256 on a processor, 2048 on a GPU)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 16));
   machine->add_option("--kv-memory", c->kv_memory, "Memory for the keys and values of running queries")
       ->transform(bytes)

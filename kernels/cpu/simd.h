@@ -90,6 +90,7 @@ struct SimdTable {
   void (*axpy)(float alpha, const float* x, float* y, int64_t n);  // y += alpha · x
   void (*scale)(float alpha, float* x, int64_t n);                 // x *= alpha
   void (*add)(const float* a, const float* b, float* out, int64_t n);
+  void (*add_squares)(const float* x, float* y, int64_t n);  // y += x²
   double (*sum_squares)(const float* x, int64_t n);
   void (*swiglu)(const float* gate, const float* up, float* out, int64_t n);
   // Adds to dgate and dup; either may be null.

@@ -32,6 +32,7 @@ constexpr SimdTable MakeTable(const char* name) {
       .axpy = Axpy,
       .scale = Scale,
       .add = AddVectors,
+      .add_squares = AddSquares,
       .sum_squares = SumOfSquares,
       .swiglu = SwiGluVectors,
       .swiglu_grad = SwiGluGradVectors,

@@ -56,6 +56,14 @@ static void AddVectors(const float* a, const float* b, float* out, int64_t n) {
              __attribute__((always_inline)) { StoreSome(out + i, LoadSome(a + i, m) + LoadSome(b + i, m), m); });
 }
 
+static void AddSquares(const float* x, float* y, int64_t n) {
+  ForLanes(
+      n, [&](int64_t i, int m) __attribute__((always_inline)) {
+        const F32 v = LoadSome(x + i, m);
+        StoreSome(y + i, Fma(v, v, LoadSome(y + i, m)), m);
+      });
+}
+
 // Squares are summed in fp32 over at most 4 vectors, then in fp64.
 static double SumOfSquares(const float* x, int64_t n) {
   double total = 0;

@@ -14,81 +14,32 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
+#include "kernels/ops/attention_shares.h"
 #include "kernels/ops/gather.h"
-#include "kernels/ops/loss.h"
 #include "kernels/ops/matmul.h"
 #include "server/compact/least_squares.h"
-#include "server/compact/vector_clones.h"
 
 namespace stillhouse {
 namespace {
 
 constexpr float kLeastWeight = 1e-4f;
-constexpr float kMostShare = 1e6f;  // of one query's own mass that another part's slots may seem to hold
 
-// Host access to a contiguous f32 tensor: the memory itself on the CPU, else a copy that Commit writes back.
-class HostFloats {
- public:
-  HostFloats(const Context& ctx, const Tensor& t) : ctx_(ctx), tensor_(t) {
-    if (t.device() == DeviceType::kCpu) {
-      STILLHOUSE_CHECK(t.contiguous());
-      data_ = t.f32();
-    } else {
-      copy_ = ctx.ToFloats(t);
-      data_ = copy_.data();
-    }
-  }
-  float* data() { return data_; }
-  void Commit() {
-    if (!copy_.empty()) ctx_.backend->Upload(copy_.data(), tensor_);
-  }
-
- private:
-  const Context& ctx_;
-  Tensor tensor_;
-  std::vector<float> copy_;
-  float* data_ = nullptr;
+// Logits of a document's keys are made for a tile of queries at a time, and shares of the slots for as many heads as
+// fit: a processor's caches like small ones, a GPU large ones.
+struct Room {
+  int64_t tile_bytes, head_bytes;
 };
-
-// sums[j] += Σ_i a[i, j]² for columns [begin, end).
-STILLHOUSE_VECTOR_CLONES void AddSquares(const float* a, int64_t rows, int64_t stride, int64_t begin, int64_t end,
-                                         float* __restrict sums) {
-  for (int64_t i = 0; i < rows; ++i) {
-    const float* __restrict row = a + i * stride;
-    for (int64_t j = begin; j < end; ++j) sums[j] += row[j] * row[j];
-  }
+Room RoomOf(const Context& ctx) {
+  if (ctx.backend->device() == DeviceType::kCpu) return {int64_t{4} << 20, int64_t{96} << 20};
+  return {int64_t{512} << 20, int64_t{4} << 30};
 }
 
-// row *= factor; then the same with a vector; the sum of the products.
-STILLHOUSE_VECTOR_CLONES void Scale(int64_t n, float factor, float* row) {
-  for (int64_t j = 0; j < n; ++j) row[j] *= factor;
-}
-STILLHOUSE_VECTOR_CLONES void Multiply(int64_t n, const float* __restrict w, float* __restrict row) {
-  for (int64_t j = 0; j < n; ++j) row[j] *= w[j];
-}
-STILLHOUSE_VECTOR_CLONES float Sum(int64_t n, const float* row) {
-  float lanes[16] = {};
-  int64_t j = 0;
-  for (; j + 16 <= n; j += 16) {
-    for (int k = 0; k < 16; ++k) lanes[k] += row[j + k];
-  }
-  float total = 0.0f;
-  for (int k = 0; k < 16; ++k) total += lanes[k];
-  for (; j < n; ++j) total += row[j];
-  return total;
-}
-
-// log Σ_j e^{s_j} from a row's logits and their softmax, read at the largest share.
-float LogSumOf(const float* logits, const float* shares, int64_t n) {
-  const int64_t best = std::max_element(shares, shares + n) - shares;
-  return logits[best] - std::log(shares[best]);
-}
-
-// Everything of one KV head.
+// Everything of one KV head, in steps: products run on the backend, the small systems are solved on the host, for
+// several heads at once.
 class HeadMatcher {
  public:
   HeadMatcher(const Context& ctx, const std::vector<MatchPart>& parts, int64_t head, float scale,
-              const AttentionMatchingOptions& options)
+              const AttentionMatchingOptions& options, const LayerMatch& out)
       : ctx_(ctx), parts_(parts), head_(head), scale_(scale), options_(options) {
     width_ = parts[0].k.dim(2);
     const int64_t kv_heads = parts[0].k.dim(0);
@@ -98,65 +49,115 @@ class HeadMatcher {
       rows_ += part.queries.dim(0) * group_;
     }
     for (const MatchPart& part : parts) slots_ += part.slots;
+    k_out_ = out.kv.k.Select(0, head);
+    v_out_ = out.kv.v.Select(0, head);
+    if (out.kv.beta) beta_out_ = out.kv.beta.Select(0, head);
+    weights_.assign(static_cast<size_t>(slots_), 1.0f);
   }
 
-  void Run(const Tensor& k_out, const Tensor& v_out, const Tensor& beta_out, int32_t* tokens, MatchErrors* errors) {
+  // Bytes that one head holds between its steps.
+  static int64_t Bytes(int64_t rows, int64_t slots, int64_t width) { return 4 * rows * (2 * slots + 2 * width); }
+
+  // Selection; the weights' system.
+  void Begin(int32_t* tokens) {
     outputs_ = ctx_.EmptyF32({rows_, width_});
-    log_sums_.resize(static_cast<size_t>(rows_));
+    log_sums_ = ctx_.EmptyF32({rows_});
     AttendAndSelect();
-    Gather(k_out, v_out);
+    Gather();
     std::copy(tokens_.begin(), tokens_.end(), tokens);
-    ShareOut(k_out);
-    std::vector<float> w(static_cast<size_t>(slots_), 1.0f);
+    if (options_.measure || options_.fit_beta) ShareOut();
+  }
+
+  void SolveWeights() {
+    if (!options_.fit_beta) return;
+    NonNegativeOptions solver;
+    solver.floor = kLeastWeight;
+    SolveNonNegative(gram_, linear_, solver, absl::MakeSpan(weights_));
+  }
+
+  // β is set; the values' system.
+  void Continue(MatchErrors* errors) {
+    const std::vector<float> ones(static_cast<size_t>(slots_), 1.0f);
     if (options_.measure) {
-      errors->selection_mass += MassError(w);
-      errors->selection += OutputError(w, v_out);
+      errors->selection_mass += MassError(ones);
+      errors->selection += OutputError(ones);
     }
-    if (options_.fit_beta) {
-      w = FitWeights();
-      HostFloats beta(ctx_, beta_out);
-      for (int64_t j = 0; j < slots_; ++j) beta.data()[j] = std::log(w[static_cast<size_t>(j)]);
-      beta.Commit();
-    }
+    if (options_.fit_beta) ctx_.backend->Upload(Logs(weights_).data(), beta_out_);
     if (options_.measure) {
-      errors->biases_mass += MassError(w);
-      errors->biases += OutputError(w, v_out);
+      errors->biases_mass += MassError(weights_);
+      errors->biases += OutputError(weights_);
     }
-    if (options_.fit_values) FitValues(w, v_out);
-    if (options_.measure) errors->values += OutputError(w, v_out);
+    shares_ = Tensor();
+    if (options_.fit_values) ValueSystem();
+  }
+
+  void SolveValues() {
+    if (!options_.fit_values) return;
+    double mean = 0.0;
+    for (int64_t j = 0; j < slots_; ++j) mean += gram_[static_cast<size_t>(j * slots_ + j)];
+    mean /= static_cast<double>(slots_);
+    const std::vector<float> first = linear_;
+    // A matrix that rounding made indefinite needs more of a ridge.
+    for (double ridge = options_.ridge * mean; mean > 0.0 && ridge < 1e3 * mean; ridge *= 10.0) {
+      linear_ = first;
+      if (SolveRidge(gram_, ridge, width_, absl::MakeSpan(linear_))) return;
+    }
+    linear_.assign(static_cast<size_t>(slots_ * width_), 0.0f);
+  }
+
+  void Finish(MatchErrors* errors) {
+    if (options_.fit_values) Accumulate(v_out_, linear_);
+    if (options_.measure) errors->values += OutputError(weights_);
   }
 
  private:
   // Rows of the part's queries of one query head: [n, d], strided.
   Tensor Queries(const MatchPart& part, int64_t g) const { return part.queries.Select(1, head_ * group_ + g); }
 
+  static std::vector<float> Logs(const std::vector<float>& w) {
+    std::vector<float> out(w.size());
+    for (size_t j = 0; j < w.size(); ++j) out[j] = std::log(w[j]);
+    return out;
+  }
+
+  void Accumulate(const Tensor& t, const std::vector<float>& addend) {
+    std::vector<float> sum = ctx_.ToFloats(t);
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += addend[i];
+    ctx_.backend->Upload(sum.data(), t);
+  }
+
+  Tensor Zeros(Shape shape) const {
+    const Tensor t = ctx_.EmptyF32(std::move(shape));
+    ctx_.backend->Zero(t);
+    return t;
+  }
+
   // o and log Σ e^s of every query, and each part's chosen tokens.
   void AttendAndSelect() {
     int64_t row = 0;
+    const int64_t tile_bytes = options_.tile_bytes > 0 ? options_.tile_bytes : RoomOf(ctx_).tile_bytes;
     for (const MatchPart& part : parts_) {
       const int64_t length = part.k.dim(1);
-      std::vector<float> score(static_cast<size_t>(length), 0.0f);
+      const Tensor score = Zeros({length});
       const int64_t n = part.queries.defined() ? part.queries.dim(0) : 0;
       const Tensor keys = part.k.Select(0, head_).Transpose(0, 1), values = part.v.Select(0, head_);
-      const int64_t tile = std::max<int64_t>(16, options_.tile_bytes / (length * 4));
+      const int64_t tile = std::max<int64_t>(16, tile_bytes / (length * 4));
       for (int64_t g = 0; g < group_ && n > 0; ++g) {
         for (int64_t begin = 0; begin < n; begin += tile) {
           const int64_t count = std::min(tile, n - begin);
-          const Tensor logits = ctx_.EmptyF32({count, length});
-          MatMul(ctx_, {Queries(part, g).Slice(0, begin, begin + count), keys, logits, scale_, false});
-          const Tensor shares = Softmax(ctx_, logits);
+          const Tensor shares = ctx_.EmptyF32({count, length});
+          MatMul(ctx_, {Queries(part, g).Slice(0, begin, begin + count), keys, shares, scale_, false});
+          AttentionSharesArgs args;
+          args.z = shares;
+          args.own = log_sums_.Slice(0, row, row + count);
+          args.columns = score;
+          args.power = 2;
+          AttentionShares(ctx_, args);
           MatMul(ctx_, {shares, values, outputs_.Slice(0, row, row + count)});
-          HostFloats s(ctx_, logits), a(ctx_, shares);
-          ctx_.backend->threads().ParallelRanges(length, 512, [&](int64_t from, int64_t to, int) {
-            AddSquares(a.data(), count, length, from, to, score.data());
-          });
-          for (int64_t i = 0; i < count; ++i) {
-            log_sums_[static_cast<size_t>(row + i)] = LogSumOf(s.data() + i * length, a.data() + i * length, length);
-          }
           row += count;
         }
       }
-      Select(part, score);
+      Select(part, ctx_.ToFloats(score));
     }
   }
 
@@ -177,22 +178,22 @@ class HeadMatcher {
     tokens_.insert(tokens_.end(), order.begin(), middle);
   }
 
-  void Gather(const Tensor& k_out, const Tensor& v_out) {
+  void Gather() {
     int64_t slot = 0;
     for (const MatchPart& part : parts_) {
       if (part.slots == 0) continue;
       const std::vector<int32_t> rows(tokens_.begin() + slot, tokens_.begin() + slot + part.slots);
       const Tensor index = ctx_.Ints(rows, {part.slots});
-      ctx_.backend->Copy(GatherRows(ctx_, part.k.Select(0, head_), index), k_out.Slice(0, slot, slot + part.slots));
-      ctx_.backend->Copy(GatherRows(ctx_, part.v.Select(0, head_), index), v_out.Slice(0, slot, slot + part.slots));
+      ctx_.backend->Copy(GatherRows(ctx_, part.k.Select(0, head_), index), k_out_.Slice(0, slot, slot + part.slots));
+      ctx_.backend->Copy(GatherRows(ctx_, part.v.Select(0, head_), index), v_out_.Slice(0, slot, slot + part.slots));
       slot += part.slots;
     }
   }
 
-  // shares_[i, j] = a_ij of the chosen slots: e^{s_ij − log Σ e^s of the query's own part}.
-  void ShareOut(const Tensor& k_out) {
+  // Every query on the chosen slots: [rows, slots].
+  Tensor SlotLogits() {
     const Tensor logits = ctx_.EmptyF32({rows_, slots_});
-    const Tensor keys = k_out.Transpose(0, 1);
+    const Tensor keys = k_out_.Transpose(0, 1);
     int64_t row = 0;
     for (const MatchPart& part : parts_) {
       const int64_t n = part.queries.defined() ? part.queries.dim(0) : 0;
@@ -200,106 +201,77 @@ class HeadMatcher {
         MatMul(ctx_, {Queries(part, g), keys, logits.Slice(0, row, row + n), scale_, false});
       }
     }
-    shares_ = Softmax(ctx_, logits);
-    HostFloats s(ctx_, logits), x(ctx_, shares_);
-    ctx_.backend->threads().ParallelRanges(rows_, 64, [&](int64_t from, int64_t to, int) {
-      for (int64_t i = from; i < to; ++i) {
-        float* shares = x.data() + i * slots_;
-        const float own = LogSumOf(s.data() + i * slots_, shares, slots_);
-        const float mass = std::min(kMostShare, std::exp(own - log_sums_[static_cast<size_t>(i)]));
-        Scale(slots_, mass, shares);
-      }
-    });
-    x.Commit();
+    return logits;
   }
 
-  std::vector<float> FitWeights() {
+  // shares_[i, j] = a_ij of the chosen slots: e^{s_ij − log Σ e^s of the query's own part}; their Gram matrix and sums.
+  void ShareOut() {
+    shares_ = SlotLogits();
+    const Tensor linear = Zeros({slots_});
+    AttentionSharesArgs args;
+    args.z = shares_;
+    args.reference = log_sums_;
+    args.columns = linear;
+    AttentionShares(ctx_, args);
+    if (!options_.fit_beta) return;
+    gram_ = Gram(shares_);
+    linear_ = ctx_.ToFloats(linear);
+  }
+
+  std::vector<float> Gram(const Tensor& x) {
     const Tensor gram = ctx_.EmptyF32({slots_, slots_});
-    MatMul(ctx_, {shares_.Transpose(0, 1), shares_, gram});
-    const Tensor ones = ctx_.EmptyF32({1, rows_});
-    const std::vector<float> one(static_cast<size_t>(rows_), 1.0f);
-    ctx_.backend->Upload(one.data(), ones);
-    const Tensor linear = ctx_.EmptyF32({1, slots_});
-    MatMul(ctx_, {ones, shares_, linear});
-    HostFloats g(ctx_, gram), c(ctx_, linear);
-    std::vector<float> w(static_cast<size_t>(slots_), 1.0f);
-    NonNegativeOptions solver;
-    solver.floor = kLeastWeight;
-    SolveNonNegative(absl::MakeConstSpan(g.data(), static_cast<size_t>(slots_ * slots_)),
-                     absl::MakeConstSpan(c.data(), static_cast<size_t>(slots_)), solver, absl::MakeSpan(w));
-    return w;
+    MatMul(ctx_, {x.Transpose(0, 1), x, gram});
+    return ctx_.ToFloats(gram);
   }
 
-  // shares_ becomes x_ij = a_ij w_j / Σ_j a_ij w_j, in place.
-  void Normalise(const Tensor& shares, const std::vector<float>& w) {
-    HostFloats x(ctx_, shares);
-    ctx_.backend->threads().ParallelRanges(rows_, 64, [&](int64_t from, int64_t to, int) {
-      for (int64_t i = from; i < to; ++i) {
-        float* row = x.data() + i * slots_;
-        Multiply(slots_, w.data(), row);
-        const float total = Sum(slots_, row);
-        Scale(slots_, total > 0.0f ? 1.0f / total : 0.0f, row);
-      }
-    });
-    x.Commit();
+  // x_ij = a_ij w_j / Σ_j a_ij w_j: a softmax with biases log w.
+  Tensor Normalised(const std::vector<float>& w) {
+    const Tensor x = SlotLogits();
+    AttentionSharesArgs args;
+    args.z = x;
+    args.column_bias = ctx_.Floats(Logs(w), {slots_});
+    AttentionShares(ctx_, args);
+    return x;
   }
 
-  void FitValues(const std::vector<float>& w, const Tensor& v_out) {
-    Normalise(shares_, w);
-    // o − x·V, into outputs_ (which the measurement has copied if it needs it).
+  void ValueSystem() {
+    const Tensor x = Normalised(weights_);
+    // What the kept values leave to be explained.
+    Tensor rest = outputs_;
     if (options_.measure) {
-      targets_ = ctx_.EmptyF32({rows_, width_});
-      ctx_.backend->Copy(outputs_, targets_);
+      rest = ctx_.EmptyF32({rows_, width_});
+      ctx_.backend->Copy(outputs_, rest);
     }
-    MatMul(ctx_, {shares_, v_out, outputs_, -1.0f, true});
-    const Tensor gram = ctx_.EmptyF32({slots_, slots_}), right = ctx_.EmptyF32({slots_, width_});
-    MatMul(ctx_, {shares_.Transpose(0, 1), shares_, gram});
-    MatMul(ctx_, {shares_.Transpose(0, 1), outputs_, right});
-    HostFloats g(ctx_, gram), b(ctx_, right), v(ctx_, v_out);
-    double mean = 0.0;
-    for (int64_t j = 0; j < slots_; ++j) mean += g.data()[j * slots_ + j];
-    mean /= static_cast<double>(slots_);
-    const std::vector<float> first(b.data(), b.data() + slots_ * width_);
-    // A matrix that rounding made indefinite needs more of a ridge.
-    for (double ridge = options_.ridge * mean; mean > 0.0 && ridge < 1e3 * mean; ridge *= 10.0) {
-      std::copy(first.begin(), first.end(), b.data());
-      if (!SolveRidge(absl::MakeConstSpan(g.data(), static_cast<size_t>(slots_ * slots_)), ridge, width_,
-                      absl::MakeSpan(b.data(), static_cast<size_t>(slots_ * width_)))) {
-        continue;
-      }
-      for (int64_t i = 0; i < slots_ * width_; ++i) v.data()[i] += b.data()[i];
-      v.Commit();
-      return;
-    }
+    MatMul(ctx_, {x, v_out_, rest, -1.0f, true});
+    const Tensor right = ctx_.EmptyF32({slots_, width_});
+    MatMul(ctx_, {x.Transpose(0, 1), rest, right});
+    gram_ = Gram(x);
+    linear_ = ctx_.ToFloats(right);
+    if (!options_.measure) outputs_ = Tensor();
   }
 
   double MassError(const std::vector<float>& w) {
-    HostFloats x(ctx_, shares_);
+    const std::vector<float> x = ctx_.ToFloats(shares_);
     double sum = 0.0;
     for (int64_t i = 0; i < rows_; ++i) {
       double mass = 0.0;
       for (int64_t j = 0; j < slots_; ++j) {
-        mass += static_cast<double>(w[static_cast<size_t>(j)]) * x.data()[i * slots_ + j];
+        mass += static_cast<double>(w[static_cast<size_t>(j)]) * x[static_cast<size_t>(i * slots_ + j)];
       }
       sum += (mass - 1.0) * (mass - 1.0);
     }
     return sum / static_cast<double>(rows_);
   }
 
-  double OutputError(const std::vector<float>& w, const Tensor& v_out) {
-    Tensor shares = ctx_.EmptyF32({rows_, slots_});
-    ctx_.backend->Copy(shares_, shares);
-    if (!targets_.defined()) {  // shares_ are still a_ij
-      Normalise(shares, w);
-    }
+  double OutputError(const std::vector<float>& w) {
     const Tensor out = ctx_.EmptyF32({rows_, width_});
-    MatMul(ctx_, {shares, v_out, out});
-    HostFloats o(ctx_, targets_.defined() ? targets_ : outputs_), p(ctx_, out);
+    MatMul(ctx_, {Normalised(w), v_out_, out});
+    const std::vector<float> o = ctx_.ToFloats(outputs_), p = ctx_.ToFloats(out);
     double error = 0.0, norm = 0.0;
-    for (int64_t i = 0; i < rows_ * width_; ++i) {
-      const double d = static_cast<double>(p.data()[i]) - o.data()[i];
+    for (size_t i = 0; i < o.size(); ++i) {
+      const double d = static_cast<double>(p[i]) - o[i];
       error += d * d;
-      norm += static_cast<double>(o.data()[i]) * o.data()[i];
+      norm += static_cast<double>(o[i]) * o[i];
     }
     return norm > 0.0 ? error / norm : error;
   }
@@ -310,11 +282,13 @@ class HeadMatcher {
   const float scale_;
   const AttentionMatchingOptions& options_;
   int64_t width_ = 0, group_ = 0, rows_ = 0, slots_ = 0;
-  Tensor outputs_;               // [rows, d]
-  Tensor targets_;               // a copy of outputs_, when measuring
-  std::vector<float> log_sums_;  // [rows]
-  std::vector<int32_t> tokens_;  // [slots]
-  Tensor shares_;                // [rows, slots]
+  Tensor k_out_, v_out_, beta_out_;   // this head's part of the result
+  Tensor outputs_;                    // [rows, d]: o
+  Tensor log_sums_;                   // [rows]
+  Tensor shares_;                     // [rows, slots]: a
+  std::vector<int32_t> tokens_;       // [slots]
+  std::vector<float> weights_;        // [slots]: w
+  std::vector<float> gram_, linear_;  // the system that is to be solved; linear_ becomes the solution
 };
 
 }  // namespace
@@ -322,7 +296,7 @@ class HeadMatcher {
 absl::StatusOr<LayerMatch> MatchLayer(const Context& ctx, const std::vector<MatchPart>& parts, float scale,
                                       const AttentionMatchingOptions& options) {
   STILLHOUSE_CHECK(!parts.empty() && ctx.tape == nullptr);
-  int64_t slots = 0, queries = 0;
+  int64_t slots = 0, queries = 0, group = 0;
   const int64_t kv_heads = parts[0].k.dim(0), width = parts[0].k.dim(2);
   for (const MatchPart& part : parts) {
     STILLHOUSE_CHECK(part.k.dim(0) == kv_heads && part.k.dim(2) == width);
@@ -331,7 +305,10 @@ absl::StatusOr<LayerMatch> MatchLayer(const Context& ctx, const std::vector<Matc
           absl::StrCat("cannot choose ", part.slots, " slots among ", part.k.dim(1) - part.first_candidate, " tokens"));
     }
     slots += part.slots;
-    if (part.queries.defined()) queries += part.queries.dim(0);
+    if (part.queries.defined()) {
+      queries += part.queries.dim(0);
+      group = part.queries.dim(1);
+    }
   }
   if (queries == 0 || slots == 0) {
     return absl::InvalidArgumentError("attention matching needs at least one query and one slot");
@@ -341,10 +318,23 @@ absl::StatusOr<LayerMatch> MatchLayer(const Context& ctx, const std::vector<Matc
   out.kv.v = ctx.EmptyF32({kv_heads, slots, width});
   if (options.fit_beta) out.kv.beta = ctx.EmptyF32({kv_heads, slots});
   out.tokens.resize(static_cast<size_t>(kv_heads * slots));
-  for (int64_t h = 0; h < kv_heads; ++h) {
-    HeadMatcher head(ctx, parts, h, scale, options);
-    head.Run(out.kv.k.Select(0, h), out.kv.v.Select(0, h), out.kv.beta ? out.kv.beta.Select(0, h) : Tensor(),
-             out.tokens.data() + h * slots, &out.errors);
+  const int64_t rows = queries * (group / kv_heads);
+  const int64_t together =
+      std::clamp<int64_t>(RoomOf(ctx).head_bytes / HeadMatcher::Bytes(rows, slots, width), 1, kv_heads);
+  for (int64_t first = 0; first < kv_heads; first += together) {
+    std::vector<HeadMatcher> heads;
+    for (int64_t h = first; h < std::min(kv_heads, first + together); ++h) {
+      heads.emplace_back(ctx, parts, h, scale, options, out);
+      heads.back().Begin(out.tokens.data() + h * slots);
+    }
+    const auto solve = [&](void (HeadMatcher::*step)()) {
+      ctx.backend->threads().ParallelFor(static_cast<int64_t>(heads.size()),
+                                         [&](int64_t i, int) { (heads[static_cast<size_t>(i)].*step)(); });
+    };
+    solve(&HeadMatcher::SolveWeights);
+    for (HeadMatcher& head : heads) head.Continue(&out.errors);
+    solve(&HeadMatcher::SolveValues);
+    for (HeadMatcher& head : heads) head.Finish(&out.errors);
   }
   const double n = static_cast<double>(kv_heads);
   for (double* e : {&out.errors.selection, &out.errors.biases, &out.errors.values, &out.errors.selection_mass,

@@ -16,8 +16,8 @@ struct AttentionMatchingOptions {
   double ridge = 1e-3;  // of the value fit, as a share of the mean diagonal
   bool fit_beta = true;
   bool fit_values = true;
-  bool measure = false;  // fill MatchErrors (costs some more products)
-  int64_t tile_bytes = int64_t{4} << 20;
+  bool measure = false;    // fill MatchErrors (costs some more products)
+  int64_t tile_bytes = 0;  // of logits that are made at a time; 0: as the device likes it
 };
 
 // One view of the document (a whole document that fits the context is one part) with the queries that were asked of it.
@@ -42,8 +42,9 @@ struct LayerMatch {
   MatchErrors errors;
 };
 
-// Compacts one layer. Heavy products run on the context's backend, nothing larger than [queries, slots] and a tile of
-// [tile, T] lives at once. INVALID_ARGUMENT if a part has fewer candidates than slots or there are no queries at all.
+// Compacts one layer. Heavy products run on the context's backend, where a tile of [tile, T] and, of the heads that are
+// worked on together, [queries, slots] live at once; the systems of [slots, slots] are solved by the host's threads.
+// INVALID_ARGUMENT if a part has fewer candidates than slots or there are no queries at all.
 absl::StatusOr<LayerMatch> MatchLayer(const Context& ctx, const std::vector<MatchPart>& parts, float scale,
                                       const AttentionMatchingOptions& options);
 

@@ -2,11 +2,16 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
+#include "kernels/ops/gather.h"
 #include "kernels/ops/loss.h"
 
 namespace stillhouse {
 namespace {
+
+// Of whole rows of log-probabilities at a time.
+constexpr int64_t kLogitBytes = int64_t{12} << 20, kDeviceLogitBytes = int64_t{256} << 20;
 
 void Teach(const Context& ctx, const Weights& weights, const std::vector<Conversation*>& conversations,
            const std::shared_ptr<const Memory>& memory, int64_t k, bool question) {
@@ -60,24 +65,35 @@ AnswerScore ScoreAnswers(const Context& ctx, const Weights& weights,
   DistillBatch batch = MakeDistillBatch(conversations, memory);
   const ForwardResult result = Forward(ctx, weights, batch.batch);
   const int64_t rows = batch.outputs(), width = batch.width;
-  // Log-probabilities of whole rows, a few at a time: the vocabulary is large.
-  constexpr int64_t kRows = 64;
-  for (int64_t begin = 0; begin < rows; begin += kRows) {
-    const int64_t end = std::min(rows, begin + kRows);
+  // Log-probabilities of whole rows, a few at a time: the vocabulary is large. What is read of them is gathered where
+  // they are.
+  const int64_t vocabulary = weights.output.dim(0);
+  const int64_t bytes = ctx.backend->device() == DeviceType::kCpu ? kLogitBytes : kDeviceLogitBytes;
+  const int64_t chunk =
+      std::clamp<int64_t>(bytes / (vocabulary * 4), 1, std::numeric_limits<int32_t>::max() / vocabulary);
+  std::vector<int32_t> wanted;
+  for (int64_t begin = 0; begin < rows; begin += chunk) {
+    const int64_t end = std::min(rows, begin + chunk), count = end - begin;
     const Tensor logprobs = LogSoftmax(ctx, Logits(ctx, weights, result.hidden.Slice(0, begin, end)));
-    const int64_t vocabulary = logprobs.dim(1);
-    const bool host = logprobs.device() == DeviceType::kCpu && logprobs.contiguous();
-    const std::vector<float> copy = host ? std::vector<float>() : ctx.ToFloats(logprobs);
-    const float* values = host ? logprobs.f32() : copy.data();
+    wanted.clear();
     for (int64_t r = begin; r < end; ++r) {
-      const float* p = values + (r - begin) * vocabulary;
-      score.nll -= p[batch.targets[static_cast<size_t>(r)]];
+      const int32_t row = static_cast<int32_t>((r - begin) * vocabulary);
+      wanted.push_back(row + batch.targets[static_cast<size_t>(r)]);
+      for (int64_t i = r * width; with_kl && i < (r + 1) * width; ++i) {
+        wanted.push_back(row + std::max(batch.ids[static_cast<size_t>(i)], 0));
+      }
+    }
+    const int64_t read = static_cast<int64_t>(wanted.size()), each = read / count;
+    const std::vector<float> values =
+        ctx.ToFloats(GatherRows(ctx, logprobs.Reshape({count * vocabulary, 1}), ctx.Ints(wanted, {read})));
+    for (int64_t r = begin; r < end; ++r) {
+      const float* p = values.data() + (r - begin) * each;
+      score.nll -= p[0];
       if (!with_kl || width == 0) continue;
       double rest_q = 1.0, rest_p = 1.0, kl = 0.0;
-      for (int64_t i = r * width; i < (r + 1) * width; ++i) {
-        const int32_t id = batch.ids[static_cast<size_t>(i)];
-        if (id < 0) continue;
-        const double log_q = batch.logprobs[static_cast<size_t>(i)], log_p = p[id];
+      for (int64_t i = 0; i < width; ++i) {
+        if (batch.ids[static_cast<size_t>(r * width + i)] < 0) continue;
+        const double log_q = batch.logprobs[static_cast<size_t>(r * width + i)], log_p = p[1 + i];
         const double q = std::exp(log_q);
         kl += q * (log_q - log_p);
         rest_q -= q;

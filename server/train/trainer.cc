@@ -247,6 +247,7 @@ void CartridgeTrainer::Prepare() {
   group_ = 0;
   group_rows_total_ = 0;
   loss_sum_ = 0.0;
+  losses_.clear();
   groups_.clear();
   if (phase_ == Phase::kDone) return;
   std::vector<const Conversation*> all;
@@ -295,7 +296,8 @@ absl::Status CartridgeTrainer::RunStepPiece(const Context& ctx) {
   const ForwardResult result = Forward(recording, *weights_, batch.batch, forward);
   const Tensor loss = Loss(recording, batch, result.hidden);
   const double share = static_cast<double>(batch.outputs()) / static_cast<double>(group_rows_total_);
-  loss_sum_ += static_cast<double>(ctx.ToFloats(loss)[0]) * share;
+  // Read when the step ends: the backward pass need not wait for it.
+  losses_.emplace_back(loss, share);
   tape.Backward(loss, static_cast<float>(share));
   const Tensor dk = Trained(tape.Grad(current_.k)), dv = Trained(tape.Grad(current_.v));
   const Tensor dbeta = options_.train_beta ? Trained(tape.Grad(current_.beta)) : Tensor();
@@ -326,6 +328,8 @@ absl::Status CartridgeTrainer::FinishStep(const Context& ctx) {
     if (g->defined()) SumSquares(ctx, SumSquaresArgs{*g, sum});
   }
   const double norm = std::sqrt(static_cast<double>(ctx.ToFloats(sum)[0]));
+  for (const auto& [loss, share] : losses_) loss_sum_ += static_cast<double>(ctx.ToFloats(loss)[0]) * share;
+  losses_.clear();
   if (!std::isfinite(norm) || !std::isfinite(loss_sum_)) {
     if (best_step_ == 0) {
       return absl::FailedPreconditionError(absl::StrCat(

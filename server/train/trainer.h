@@ -123,8 +123,9 @@ class CartridgeTrainer {
   // The step or evaluation in progress.
   std::vector<std::vector<const Conversation*>> groups_;
   size_t group_ = 0;
-  int64_t group_rows_total_ = 0;  // supervised
-  double loss_sum_ = 0.0;         // Σ loss·rows
+  int64_t group_rows_total_ = 0;                   // supervised
+  double loss_sum_ = 0.0;                          // Σ loss·rows
+  std::vector<std::pair<Tensor, double>> losses_;  // of the step's groups, with their shares, not yet read
   Values gradient_;
 };
 

@@ -166,7 +166,7 @@ int Main(int argc, char** argv) {
   std::string device = "cpu";
   size_t max_questions = 0;
   uint64_t seed = 0;
-  int64_t batch = EngineOptions().max_background_sequences;
+  int64_t batch = 0;
   Overrides overrides;
   CLI::App app("How much of a document's knowledge a memory of it recovers");
   app.add_option("--model", model_path, "GGUF file")->required();
@@ -181,7 +181,7 @@ int Main(int argc, char** argv) {
   app.add_option("--threads", threads, "0: one per core");
   app.add_option("--max-questions", max_questions, "of each document; 0: all");
   app.add_option("--seed", seed);
-  app.add_option("--batch", batch, "sequences that generate at once");
+  app.add_option("--batch", batch, "sequences that generate at once; 0: as the device likes it");
   app.add_option("--output", output, "JSON file; default: standard output");
   app.add_option("--store", store_directory, "folder of the store; default: a temporary one, removed at the end");
   app.add_option("--conversations", overrides.conversations);
