@@ -298,7 +298,10 @@ absl::Status CartridgeTrainer::RunStepPiece(const Context& ctx) {
   const double share = static_cast<double>(batch.outputs()) / static_cast<double>(group_rows_total_);
   // Read when the step ends: the backward pass need not wait for it.
   losses_.emplace_back(loss, share);
-  tape.Backward(loss, static_cast<float>(share));
+  {
+    Span backward("backward");
+    tape.Backward(loss, static_cast<float>(share));
+  }
   const Tensor dk = Trained(tape.Grad(current_.k)), dv = Trained(tape.Grad(current_.v));
   const Tensor dbeta = options_.train_beta ? Trained(tape.Grad(current_.beta)) : Tensor();
   if (group_ == 0) {
@@ -323,6 +326,7 @@ absl::Status CartridgeTrainer::RunStepPiece(const Context& ctx) {
 }
 
 absl::Status CartridgeTrainer::FinishStep(const Context& ctx) {
+  Span span("train step end");
   const Tensor sum = ctx.Floats({0.0f}, {1});
   for (const Tensor* g : {&gradient_.k, &gradient_.v, &gradient_.beta}) {
     if (g->defined()) SumSquares(ctx, SumSquaresArgs{*g, sum});

@@ -23,6 +23,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/time/clock.h"
 #include "kernels/base/sha256.h"
+#include "kernels/base/trace.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "nlohmann/json.hpp"
@@ -167,6 +168,7 @@ int Main(int argc, char** argv) {
   size_t max_questions = 0;
   uint64_t seed = 0;
   int64_t batch = 0;
+  bool trace = false;
   Overrides overrides;
   CLI::App app("How much of a document's knowledge a memory of it recovers");
   app.add_option("--model", model_path, "GGUF file")->required();
@@ -181,6 +183,7 @@ int Main(int argc, char** argv) {
   app.add_option("--threads", threads, "0: one per core");
   app.add_option("--max-questions", max_questions, "of each document; 0: all");
   app.add_option("--seed", seed);
+  app.add_flag("--trace", trace, "host seconds per named span, in each row");
   app.add_option("--batch", batch, "sequences that generate at once; 0: as the device likes it");
   app.add_option("--output", output, "JSON file; default: standard output");
   app.add_option("--store", store_directory, "folder of the store; default: a temporary one, removed at the end");
@@ -202,6 +205,7 @@ int Main(int argc, char** argv) {
   app.add_option("--seeds", overrides.seeds, "question, uniform; default: the profile's");
   app.add_flag("--held-out", overrides.held_out, "judge on held-out conversations, not on the given questions");
   CLI11_PARSE(app, argc, argv);
+  EnableTrace(trace);
 
   std::vector<Subject> subjects;
   if (!squad.empty()) {
@@ -311,6 +315,12 @@ int Main(int argc, char** argv) {
                         {"answer_tokens", report.answer_tokens},
                         {"seconds", seconds},
                         {"stage_seconds", times.Take()}};
+            if (trace) {
+              for (const SpanTotal& span : TakeTrace()) {
+                row["spans"][span.name] = {{"count", span.count},
+                                           {"seconds", 1e-9 * static_cast<double>(span.nanoseconds)}};
+              }
+            }
             if (report.off_context_damage) row["off_context_damage"] = *report.off_context_damage;
             for (const QualityReport::Row& r : report.rows) {
               json memory = {{"nll", r.mean_nll}, {"kv_bytes", r.kv_bytes}};
