@@ -164,7 +164,7 @@ int Main(int argc, char** argv) {
   std::vector<std::string> articles, documents, question_files, methods = {"CARTRIDGE"}, profiles = {"quick"};
   std::vector<double> ratios = {10.0};
   int threads = 0;
-  std::string device = "cpu";
+  std::string device = "cpu", weights = "f32";
   size_t max_questions = 0;
   uint64_t seed = 0;
   int64_t batch = 0;
@@ -180,6 +180,9 @@ int Main(int argc, char** argv) {
   app.add_option("--profiles", profiles, "quick, standard, thorough")->delimiter(',');
   app.add_option("--ratios", ratios, "document tokens per slot")->delimiter(',');
   app.add_option("--device", device, "cpu or cuda")->check(CLI::IsMember({"cpu", "cuda"}))->capture_default_str();
+  app.add_option("--gpu-weights", weights, "on a GPU: f32 or bf16")
+      ->check(CLI::IsMember({"f32", "bf16"}))
+      ->capture_default_str();
   app.add_option("--threads", threads, "0: one per core");
   app.add_option("--max-questions", max_questions, "of each document; 0: all");
   app.add_option("--seed", seed);
@@ -224,6 +227,7 @@ int Main(int argc, char** argv) {
   cpu.threads = threads;
   CudaBackendOptions cuda;
   cuda.threads = threads;
+  cuda.storage = weights == "bf16" ? CudaStorage::kBf16 : CudaStorage::kF32;
   const std::unique_ptr<Backend> backend = device == "cuda" ? Must(MakeCudaBackend(cuda), "cuda") : MakeCpuBackend(cpu);
   const Context ctx{backend.get()};
   const GgufModel model = Must(LoadGgufModel(ctx, model_path), model_path);

@@ -21,7 +21,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 GOALS = {("CARTRIDGE", "quick", 10): 0.90, ("CARTRIDGE", "standard", 10): 0.97, ("CARTRIDGE", "standard", 40): 0.85,
-         ("ATTENTION_MATCHING", "quick", 8): 0.60}
+         ("CARTRIDGE", "thorough", 10): 1.03, ("CARTRIDGE", "thorough", 40): 0.92, ("ATTENTION_MATCHING", "quick", 8): 0.60}
 
 
 def main():
@@ -36,6 +36,8 @@ def main():
     parser.add_argument("--max-questions", type=int, default=48)
     parser.add_argument("--threads", type=int, default=2, help="of one build")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--gpu-weights", choices=("f32", "bf16"), default="f32")
+    parser.add_argument("--gpus", type=int, default=1, help="builds take turns on them")
     parser.add_argument("--parallel", type=int, default=1, help="builds at a time; their seconds then say little")
     parser.add_argument("--machine", required=True)
     parser.add_argument("--out", required=True)
@@ -47,7 +49,7 @@ def main():
     result = {"commit": commit, "date": datetime.date.today().isoformat(), "machine": args.machine,
               "command": "tests/bench/recovered.py PROGRAM MODEL --squad SQUAD --articles " + args.articles + "".join(
                   f" --document {os.path.basename(d)}" for d in args.document) + "".join(f" --build {b}" for b in args.build)
-              + f" --max-questions {args.max_questions} --device {args.device}",
+              + f" --max-questions {args.max_questions} --device {args.device}" + (f" --gpu-weights {args.gpu_weights}" if args.device == "cuda" else ""),
               "rows": [], "builds": []}
 
     def write():
@@ -75,12 +77,13 @@ def main():
 
     lock = threading.Lock()
 
-    def run(build, subject):
+    def run(job, build, subject):
         method, profile, ratio = build.split(":")
         with tempfile.NamedTemporaryFile(suffix=".json") as out:
             done = subprocess.run([args.program, "--model", args.model, *subject, "--methods", method, "--profiles", profile,
                                    "--ratios", ratio, "--max-questions", str(args.max_questions), "--threads", str(args.threads),
-                                   "--device", args.device, "--output", out.name], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+                                   "--device", args.device, "--gpu-weights", args.gpu_weights, "--output", out.name],
+                                  env={**os.environ, **({"CUDA_VISIBLE_DEVICES": str(job % args.gpus)} if args.device == "cuda" else {})}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
             if done.returncode != 0:
                 print(f"{' '.join(subject)}, {build}: failed: {done.stderr[-500:]}", file=sys.stderr, flush=True)
                 return False
@@ -94,7 +97,8 @@ def main():
         return True
 
     with ThreadPoolExecutor(args.parallel) as pool:
-        jobs = [pool.submit(run, build, subject) for build in args.build for subject in subjects]
+        jobs = [pool.submit(run, job, build, subject) for job, (build, subject) in enumerate(
+            (b, s) for b in args.build for s in subjects)]
         ok = all([job.result() for job in jobs])
     for row in result["rows"]:
         print(f"{row['name']}: {row['ours']} (truncation {row['peer']}), goal {row['goal']}, kl {row['kl']}, {row['seconds']} s a build")
