@@ -30,8 +30,9 @@ TEST(AdamW, MatchesReferenceOverSteps) {
           p[i] -= options.lr * (mean / (std::sqrt(variance) + options.eps) + options.weight_decay * p[i]);
         }
       }
-      EXPECT_LE(RelativeError(tp, p), kForwardTolerance) << tp.DebugString();
-      EXPECT_LE(RelativeError(tm, m), kForwardTolerance);
+      // A single parameter or mean may end near zero, where its terms do not.
+      EXPECT_LE(RelativeError(ToDoubles(tp), p, 1.0), kForwardTolerance) << tp.DebugString();
+      EXPECT_LE(RelativeError(ToDoubles(tm), m, 0.1), kForwardTolerance);
       EXPECT_LE(RelativeError(tv, v), kForwardTolerance);
     }
   }
