@@ -99,7 +99,8 @@ bool DecodeSteps::Run(const Batch& batch, const std::vector<SampleRow>& rows, bo
     inputs.attention = attention.sizes;
     inputs.attention_bytes = all.View(plan, DType::kU8, {static_cast<int64_t>(attention.bytes.size())});
     const Tensor settings_on_device = all.View(draws, DType::kU8, {static_cast<int64_t>(settings.size())});
-    step->work = ctx_.backend->Record([&] {
+    // By value: a backend may call it again at each run.
+    step->work = ctx_.backend->Record([this, step, inputs, key, settings_on_device, &fused] {
       step->logits = step->drawn = step->stored_mass = Tensor();  // the second time: the same blocks as the first
       step->logits =
           Logits(ctx_, *weights_, ForwardStep(ctx_, *weights_, inputs, key.mass ? &step->stored_mass : nullptr));
