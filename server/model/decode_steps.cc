@@ -28,6 +28,13 @@ class Block {
   std::vector<char> bytes_;
 };
 
+std::vector<std::pair<uint64_t, int64_t>> KeyOf(const Batch& batch) {
+  std::vector<std::pair<uint64_t, int64_t>> key;
+  key.reserve(batch.sequences.size());
+  for (const BatchSequence& sequence : batch.sequences) key.emplace_back(sequence.state->id(), sequence.state->rows());
+  return key;
+}
+
 }  // namespace
 
 struct DecodeSteps::Step {
@@ -71,7 +78,13 @@ bool DecodeSteps::Run(const Batch& batch, const std::vector<SampleRow>& rows, bo
   const Span span("decode step");
   {
     const Span plan("plan");
-    if (!PlanDecodeStep(ctx_, *weights_, batch, &attention)) return false;
+    if (PlanKey key = KeyOf(batch); !ahead_key_.empty() && key == ahead_key_) {
+      attention = std::move(ahead_);
+      ++stats_.planned_ahead;
+    } else if (!PlanDecodeStep(ctx_, *weights_, batch, &attention)) {
+      return false;
+    }
+    ahead_key_.clear();
   }
   const absl::Status known = CheckTokens(weights_->config, batch.tokens);
   STILLHOUSE_CHECK(known.ok()) << known.message();
@@ -116,6 +129,11 @@ bool DecodeSteps::Run(const Batch& batch, const std::vector<SampleRow>& rows, bo
     const Span launch("launch");
     step->work->Run();
   }
+  for (const BatchSequence& sequence : batch.sequences) sequence.state->Advance(1);
+  {
+    const Span ahead("plan ahead");
+    if (PlanDecodeStep(ctx_, *weights_, batch, &ahead_)) ahead_key_ = KeyOf(batch);
+  }
   const Span finish("finish");
   if (key.draws) {
     std::vector<char> bytes(static_cast<size_t>(step->drawn.bytes()));
@@ -127,7 +145,6 @@ bool DecodeSteps::Run(const Batch& batch, const std::vector<SampleRow>& rows, bo
   }
   result->stored_mass.clear();
   if (key.mass) result->stored_mass = MeanOverLayers(ctx_.ToFloats(step->stored_mass), weights_->config.layers);
-  for (const BatchSequence& sequence : batch.sequences) sequence.state->Advance(1);
   ++stats_.steps;
   return true;
 }

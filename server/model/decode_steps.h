@@ -14,7 +14,8 @@ namespace stillhouse {
 // What a step launches depends on a few sizes (rows, and how attention is cut); all else, positions and pages and
 // memories among it, is read from one block of device memory. So a step of known sizes is one upload, one launch of
 // what was recorded, and one download: the tokens. Recordings name no memory and no page, so that they outlive both;
-// the least recently used go first. One thread; the backend outlives it.
+// the least recently used go first. While a step runs the host plans the one after it, in case the same sequences go
+// on. One thread; the backend outlives it.
 class DecodeSteps {
  public:
   // `vocabulary`: ids that may be drawn. At most `limit` recordings are kept.
@@ -33,6 +34,7 @@ class DecodeSteps {
 
   struct Stats {
     int64_t steps = 0, recordings = 0, evictions = 0;
+    int64_t planned_ahead = 0;  // steps whose plan was there
   };
   const Stats& stats() const { return stats_; }
 
@@ -43,6 +45,8 @@ class DecodeSteps {
     auto operator<=>(const Key&) const = default;
   };
   struct Step;
+  // What a plan is of: each sequence's state and rows.
+  using PlanKey = std::vector<std::pair<uint64_t, int64_t>>;
 
   Step* Find(const Key& key);
 
@@ -52,6 +56,8 @@ class DecodeSteps {
   size_t limit_;
   uint64_t clock_ = 0;
   std::vector<std::unique_ptr<Step>> steps_;
+  PlanKey ahead_key_;  // of `ahead_`; empty: there is none
+  AttentionStep ahead_;
   Stats stats_;
 };
 

@@ -1,6 +1,7 @@
 #include "server/state/sequence_state.h"
 
 #include <algorithm>
+#include <atomic>
 #include <optional>
 
 #include "absl/strings/str_cat.h"
@@ -52,6 +53,11 @@ std::shared_ptr<const Memory> PagePool::Fitting(std::shared_ptr<const Memory> me
   std::shared_ptr<const Memory> copy = PackMemory(ctx_, *memory, dtype_);
   copies_[memory.get()] = {memory, copy};
   return copy;
+}
+
+uint64_t SequenceState::NextId() {
+  static std::atomic<uint64_t> next{1};
+  return next.fetch_add(1, std::memory_order_relaxed);
 }
 
 SequenceState::SequenceState(std::vector<std::shared_ptr<const Memory>> memories, PagePool* pool)
@@ -133,6 +139,7 @@ void SequenceState::Append(const Context& ctx, int64_t layer, const Tensor& k, c
 void SequenceState::Truncate(int64_t rows) {
   STILLHOUSE_CHECK(0 <= rows && rows <= rows_);
   rows_ = rows;
+  id_ = NextId();
   if (!pool_) return;
   const int64_t keep = (rows + PagePool::kPageSlots - 1) / PagePool::kPageSlots;
   std::vector<Tensor> back(pages_.begin() + keep, pages_.end());

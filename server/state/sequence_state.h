@@ -62,6 +62,8 @@ class SequenceState {
   SequenceState(const SequenceState&) = delete;
   SequenceState& operator=(const SequenceState&) = delete;
 
+  // Another one for every state, and after every Truncate: with one id and as many rows it is the same keys and values.
+  uint64_t id() const { return id_; }
   // Position of the next token: the memories' next positions added up, then one per own row.
   int64_t next_position() const { return start_position_ + rows_; }
   int64_t start_position() const { return start_position_; }
@@ -97,11 +99,14 @@ class SequenceState {
   std::shared_ptr<Memory> Freeze(const Context& ctx, const ModelConfig& config) const;
 
  private:
+  static uint64_t NextId();
+
   std::vector<std::shared_ptr<const Memory>> memories_;
   PagePool* pool_;
   std::vector<Tensor> pages_;
   std::vector<KvLayers> memory_layers_;
   bool layered_ = true;
+  uint64_t id_ = NextId();
   int64_t start_position_ = 0;
   int64_t rows_ = 0;
 };

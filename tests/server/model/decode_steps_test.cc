@@ -101,6 +101,7 @@ void CheckAgainstForward(const Context& ctx, const std::shared_ptr<const Weights
   }
   EXPECT_EQ(decode.stats().steps, steps);
   EXPECT_LT(decode.stats().recordings, steps);
+  EXPECT_EQ(decode.stats().planned_ahead, steps - 1);
   // Other work between two runs does not touch what recordings hold.
   const Tensor noise = ctx.EmptyF32({1 << 20});
   ctx.backend->Zero(noise);
@@ -146,6 +147,51 @@ TEST(DecodeSteps, KeepAtMostTheirLimit) {
   }
   EXPECT_EQ(decode.stats().recordings, 6);
   EXPECT_EQ(decode.stats().evictions, 4);
+}
+
+// Sequences that leave, join, forget rows or change places are planned anew.
+TEST(DecodeSteps, PlansAheadAreOfTheSameSequences) {
+  const LoadedModel model = LoadedModel::Tiny();
+  if (!HasSteps(model.ctx)) GTEST_SKIP() << "a backend without recorded steps";
+  const int64_t vocabulary = model.weights->config.vocabulary;
+  Group recorded(model.ctx, *model.weights, DType::kF32, 4, {}), plain(model.ctx, *model.weights, DType::kF32, 4, {});
+  DecodeSteps decode(model.ctx, model.weights, vocabulary);
+  std::mt19937 rng(4);
+  for (int step = 0; step < 60; ++step) {
+    const int change = static_cast<int>(rng() % 6);
+    for (Group* group : {&recorded, &plain}) {
+      if (change == 0 && group->states.size() > 1) {
+        group->states.pop_back();
+        group->next.pop_back();
+      } else if (change == 1) {
+        group->states.push_back(
+            std::make_unique<SequenceState>(std::vector<std::shared_ptr<const Memory>>{}, group->pages.get()));
+        group->next.push_back(7);
+      } else if (change == 2) {
+        // Its last page goes back and another state takes it; then it goes on from there.
+        SequenceState& state = *group->states[0];
+        state.Truncate(state.rows() / 2);
+        auto other = std::make_unique<SequenceState>(std::vector<std::shared_ptr<const Memory>>{}, group->pages.get());
+        ASSERT_TRUE(other->Reserve(1).ok());
+        ASSERT_TRUE(state.Reserve(1).ok());
+      } else if (change == 3) {
+        std::swap(group->states.front(), group->states.back());
+        std::swap(group->next.front(), group->next.back());
+      }
+    }
+    const std::vector<SampleRow> rows(recorded.states.size());
+    DecodeSteps::Result result;
+    ASSERT_TRUE(decode.Run(recorded.NextBatch(), rows, false, &result));
+    const auto tokens = Sample(
+        model.ctx, Logits(model.ctx, *model.weights, Forward(model.ctx, *model.weights, plain.NextBatch()).hidden),
+        vocabulary, rows);
+    for (size_t s = 0; s < tokens.size(); ++s) {
+      ASSERT_EQ(result.tokens[s].id, tokens[s].id) << "step " << step << ", sequence " << s;
+      recorded.next[s] = plain.next[s] = tokens[s].id;
+    }
+  }
+  EXPECT_GT(decode.stats().planned_ahead, 5);
+  EXPECT_LT(decode.stats().planned_ahead, 50);
 }
 
 TEST(DecodeSteps, LeaveEverythingElseToForward) {
