@@ -172,6 +172,13 @@ int Main() {
   }
   Backend& backend = **made;
   const DType bf16 = DType::kBF16, f32 = DType::kF32;
+  if (!*g_only) {  // what the floors are made of, on the machine as it is now
+    const Tensor from = Random(backend, f32, {int64_t{1} << 27}), to = Tensor::Empty(backend.pool(), f32, from.shape());
+    const double seconds = Time(backend, 1, [&](int) { backend.Copy(from, to); });
+    std::printf("{\"name\": \"copy of 512 MiB\", \"us\": %.2f, \"gb_per_s\": %.0f}\n", 1e6 * seconds,
+                2e-9 * static_cast<double>(from.bytes()) / seconds);
+    std::fflush(stdout);
+  }
   const std::vector<int64_t> private_memories(64, 2048);
   Run(backend, {"decode, B=64, 2048 private slots, bf16", 32, 8, 128, bf16, private_memories, Repeat(64, 1, false)});
   Run(backend, {"decode, B=64, 2048 shared slots, bf16", 32, 8, 128, bf16, {2048}, Repeat(64, 1, true)});
