@@ -312,7 +312,9 @@ BuildSpec DefaultBuildSpec(BuildMethod method, BuildProfile profile) {
       break;
   }
   // Attention matching alone needs conversations for its queries and for the report only.
-  if (method == BuildMethod::kAttentionMatching) study.conversations = 64;
+  if (method == BuildMethod::kAttentionMatching) {
+    study.conversations = profile == BuildProfile::kQuick ? 64 : profile == BuildProfile::kStandard ? 160 : 320;
+  }
   return spec;
 }
 
