@@ -38,6 +38,7 @@ using F32 = __m256;
 typedef float F32 __attribute__((vector_size(16), may_alias));
 #endif
 typedef int32_t I32 __attribute__((vector_size(4 * STILLHOUSE_LANES), may_alias));
+typedef uint32_t U32 __attribute__((vector_size(4 * STILLHOUSE_LANES), may_alias));  // wraps
 
 STILLHOUSE_INLINE F32 Load(const float* p) {
   F32 v;

@@ -26,8 +26,9 @@ STILLHOUSE_INLINE F32 ExpBelow(F32 x) {
   p = Fma(p, r, Set1(1.6666665459e-1f));
   p = Fma(p, r, Set1(5.0000001201e-1f));
   p = Fma(p * r, r, r + Set1(1.0f));
-  // 2^n straight into the exponent: n ≥ −126, and p ≥ 1 there. The low bits of `shifted` are n.
-  p = FromBits(Bits(p) + (Bits(shifted) << 23));
+  // 2^n straight into the exponent: n ≥ −126, and p ≥ 1 there. The low bits of `shifted` are n. Lanes beyond a row's
+  // end may hold anything, so the sum wraps.
+  p = FromBits((I32)((U32)Bits(p) + ((U32)Bits(shifted) << 23)));
   return FromBits(Bits(p) & ~(I32)(x < low));
 }
 
