@@ -33,7 +33,7 @@ struct ServerConfig {
   int64_t context = 0;        // positions; 0: the model's
   int64_t max_sequences = 16;
   int64_t max_queue = 256;
-  int64_t prefill_chunk = 0;  // 0: the engine's
+  int64_t prefill_chunk = 0;                     // 0: the engine's
   uint64_t kv_memory = uint64_t{1} << 30;        // bytes of running sequences
   uint64_t resident_memory = uint64_t{2} << 30;  // bytes of resident caches
 

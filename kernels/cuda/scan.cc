@@ -7,8 +7,8 @@
 namespace stillhouse::cuda {
 namespace {
 
-// Elements up to which reading twice from the L2 cache beats waiting for neighbours. As measured: the ways cross between
-// 2^20 and 2^21.
+// Elements up to which reading twice from the L2 cache beats waiting for neighbours. As measured: the ways cross
+// between 2^20 and 2^21.
 constexpr int64_t kTotalsFirst = int64_t{3} << 19;
 
 ScanShape ShapeOf(const ScanArgs& args) {

@@ -35,9 +35,9 @@ struct SkinnyParams {
 
 // Whether the shapes and addresses suit the kernel.
 bool CanSkinny(const SkinnyParams& params);
-// Whether it is also the faster way, as measured on an H200 beside cuBLAS: always with gates, whose two passes it saves;
-// else up to about 26 million weights and 8192 outputs (K 4096, N 4096: 11.1 µs to 12.6, N 6144: 16.0 to 16.3; K 576, N
-// 576: 1.7 to 3.1). Its copies are too small for the largest: K 4096, N 128256 takes 308 µs to cuBLAS's 240.
+// Whether it is also the faster way, as measured on an H200 beside cuBLAS: always with gates, whose two passes it
+// saves; else up to about 26 million weights and 8192 outputs (K 4096, N 4096: 11.1 µs to 12.6, N 6144: 16.0 to 16.3; K
+// 576, N 576: 1.7 to 3.1). Its copies are too small for the largest: K 4096, N 128256 takes 308 µs to cuBLAS's 240.
 inline bool SkinnyPays(const SkinnyParams& p) { return p.glu || (p.n <= 8192 && p.n * p.k <= int64_t{26} << 20); }
 void LaunchSkinny(const SkinnyParams& params, cudaStream_t stream);
 

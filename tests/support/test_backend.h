@@ -12,8 +12,8 @@
 
 namespace stillhouse::testing {
 
-// The CPU; with STILLHOUSE_TEST_DEVICE=steps the CPU with recorded decode steps; with STILLHOUSE_TEST_DEVICE=cuda the first
-// GPU, in fp32 storage or as STILLHOUSE_TEST_STORAGE=bf16 says.
+// The CPU; with STILLHOUSE_TEST_DEVICE=steps the CPU with recorded decode steps; with STILLHOUSE_TEST_DEVICE=cuda the
+// first GPU, in fp32 storage or as STILLHOUSE_TEST_STORAGE=bf16 says.
 inline std::unique_ptr<Backend> MakeTestBackend(const CpuBackendOptions& options = {}) {
   const char* device = std::getenv("STILLHOUSE_TEST_DEVICE");
   if (device && std::string(device) == "steps") return MakeStepBackend(options);
