@@ -12,64 +12,47 @@
 namespace stillhouse {
 namespace {
 
-ModelConfig Llama31_8b() {
+// A known shape; what all share is in ConfigOf.
+struct KnownShape {
+  const char* name;
+  const char* architecture;
+  int64_t layers, hidden, heads, kv_heads, head_dim, ffn, vocabulary, context_length;
+  float norm_eps;
+  bool tied_embeddings;
+  RopeLayout layout;
+  double rope_base;
+  bool llama3_scaling;
+};
+
+constexpr KnownShape kShapes[] = {
+    {"llama-3.1-8b", "llama", 32, 4096, 32, 8, 128, 14336, 128256, 131072, 1e-5f, false, RopeLayout::kHalf, 500000.0,
+     true},
+    {"qwen3-4b", "qwen3", 36, 2560, 32, 8, 128, 9728, 151936, 40960, 1e-6f, true, RopeLayout::kHalf, 1000000.0, false},
+    {"smollm2-135m", "llama", 30, 576, 9, 3, 64, 1536, 49152, 8192, 1e-5f, true, RopeLayout::kInterleaved, 100000.0,
+     false}};
+
+ModelConfig ConfigOf(const KnownShape& shape) {
   ModelConfig c;
-  c.architecture = "llama";
-  c.layers = 32;
-  c.hidden = 4096;
-  c.heads = 32;
-  c.kv_heads = 8;
-  c.head_dim = 128;
-  c.ffn = 14336;
-  c.vocabulary = 128256;
-  c.context_length = 131072;
-  c.norm_eps = 1e-5f;
-  c.rope.rope_dim = c.head_dim;
-  c.rope.inv_freq = RopeFrequencies(500000.0, c.head_dim);
-  ApplyLlama3Scaling(/*factor=*/8, /*low_freq_factor=*/1, /*high_freq_factor=*/4, /*original_context=*/8192,
-                     c.rope.inv_freq);
+  c.architecture = shape.architecture;
+  c.layers = shape.layers;
+  c.hidden = shape.hidden;
+  c.heads = shape.heads;
+  c.kv_heads = shape.kv_heads;
+  c.head_dim = shape.head_dim;
+  c.ffn = shape.ffn;
+  c.vocabulary = shape.vocabulary;
+  c.context_length = shape.context_length;
+  c.norm_eps = shape.norm_eps;
+  c.tied_embeddings = shape.tied_embeddings;
+  c.rope.layout = shape.layout;
+  c.rope.rope_dim = shape.head_dim;
+  c.rope.inv_freq = RopeFrequencies(shape.rope_base, shape.head_dim);
+  if (shape.llama3_scaling) {
+    ApplyLlama3Scaling(/*factor=*/8, /*low_freq_factor=*/1, /*high_freq_factor=*/4, /*original_context=*/8192,
+                       c.rope.inv_freq);
+  }
   return c;
 }
-
-ModelConfig Qwen3_4b() {
-  ModelConfig c;
-  c.architecture = "qwen3";
-  c.layers = 36;
-  c.hidden = 2560;
-  c.heads = 32;
-  c.kv_heads = 8;
-  c.head_dim = 128;
-  c.ffn = 9728;
-  c.vocabulary = 151936;
-  c.context_length = 40960;
-  c.norm_eps = 1e-6f;
-  c.tied_embeddings = true;
-  c.rope.rope_dim = c.head_dim;
-  c.rope.inv_freq = RopeFrequencies(1000000.0, c.head_dim);
-  return c;
-}
-
-ModelConfig SmolLm2_135m() {
-  ModelConfig c;
-  c.architecture = "llama";
-  c.layers = 30;
-  c.hidden = 576;
-  c.heads = 9;
-  c.kv_heads = 3;
-  c.head_dim = 64;
-  c.ffn = 1536;
-  c.vocabulary = 49152;
-  c.context_length = 8192;
-  c.norm_eps = 1e-5f;
-  c.tied_embeddings = true;
-  c.rope.layout = RopeLayout::kInterleaved;
-  c.rope.rope_dim = c.head_dim;
-  c.rope.inv_freq = RopeFrequencies(100000.0, c.head_dim);
-  return c;
-}
-
-constexpr std::pair<const char*, ModelConfig (*)()> kShapes[] = {
-    {"llama-3.1-8b", Llama31_8b}, {"qwen3-4b", Qwen3_4b}, {"smollm2-135m", SmolLm2_135m}};
 
 // Each matrix has a seed of its own, in the order of the calls.
 class Generator {
@@ -93,15 +76,15 @@ class Generator {
 
 std::vector<std::string> RandomWeightShapes() {
   std::vector<std::string> names;
-  for (const auto& [name, config] : kShapes) names.emplace_back(name);
+  for (const KnownShape& known : kShapes) names.emplace_back(known.name);
   return names;
 }
 
 absl::StatusOr<ModelConfig> RandomWeightConfig(const std::string& shape, uint64_t seed) {
-  for (const auto& [name, make] : kShapes) {
-    if (shape != name) continue;
-    ModelConfig config = make();
-    config.name = StrCat(name, " (generated weights, seed ", seed, ")");
+  for (const KnownShape& known : kShapes) {
+    if (shape != known.name) continue;
+    ModelConfig config = ConfigOf(known);
+    config.name = StrCat(known.name, " (generated weights, seed ", seed, ")");
     return config;
   }
   return absl::InvalidArgumentError(
