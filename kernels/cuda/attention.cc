@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/attention_launch.h"
 #include "kernels/cuda/attention_plan.h"
+#include "kernels/cuda/attention_state.h"
 #include "kernels/cuda/attention_tables.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_kernels.h"
@@ -27,7 +28,8 @@ class Forward {
         device_(DeviceOf(backend)),
         stream_(device_.Use()),
         args_(args),
-        bf16_(StorageOf(args) == DType::kBF16) {
+        storage_(StorageOf(args)),
+        bf16_(storage_ == DType::kBF16) {
     const int64_t rows = args.q.dim(0);
     tensors_.heads = static_cast<int32_t>(args.q.dim(1));
     tensors_.width = static_cast<int32_t>(args.q.dim(2));
@@ -35,17 +37,8 @@ class Forward {
     tensors_.scale = args.scale;
     STILLHOUSE_CHECK(tensors_.width <= kAttentionMaxWidth) << "heads wider than 256: " << tensors_.width;
     STILLHOUSE_CHECK_LT(rows, int64_t{1} << 31);
-    STILLHOUSE_CHECK(bf16_ || StorageOf(args) == DType::kF32) << DTypeName(StorageOf(args));
-    tensors_.q = args.q.raw();
-    tensors_.q_bf16 = args.q.dtype() == DType::kBF16;
-    tensors_.q_vector = IsVector(args.q, {0, 1});
-    tensors_.q_row = args.q.stride(0);
-    tensors_.q_head = args.q.stride(1);
-    tensors_.out = args.out.raw();
-    tensors_.out_bf16 = args.out.dtype() == DType::kBF16;
-    tensors_.out_row = args.out.stride(0);
-    tensors_.out_head = args.out.stride(1);
-    tensors_.out_vector = !tensors_.out_bf16 && IsVector(args.out, {0, 1});
+    STILLHOUSE_CHECK(bf16_ || storage_ == DType::kF32) << DTypeName(storage_);
+    SetRows(args.q, args.out, &tensors_);
     STILLHOUSE_CHECK(bf16_ || (!tensors_.q_bf16 && !tensors_.out_bf16)) << "bf16 queries on f32 keys";
     if (args.lse) {
       tensors_.lse = args.lse.f32();
@@ -63,83 +56,67 @@ class Forward {
     std::vector<AttentionRun> segments;
     segments.reserve(args_.segments->size());
     for (const KvSegment& segment : *args_.segments) {
-      STILLHOUSE_CHECK(segment.k.dim(1) == 0 ||
-                       (segment.k.dtype() == StorageOf(args_) && segment.v.dtype() == StorageOf(args_)))
+      STILLHOUSE_CHECK(segment.k.dim(1) == 0 || (segment.k.dtype() == storage_ && segment.v.dtype() == storage_))
           << "keys and values of one call are of one type";
       segments.push_back(SegmentRun(segment));
     }
     AttentionRun own;
     if (args_.k) own = OwnRun(args_.k, args_.v);
+    // Few rows are merged as they are; of more, tiles of the segments' type are made.
     const bool long_sequences = std::any_of(args_.sequences->begin(), args_.sequences->end(),
                                             [](const AttentionSequence& s) { return !IsFewRows(s.row_count); });
     if (args_.k && bf16_ && args_.k.dtype() == DType::kF32 && long_sequences) own = OwnToBf16();
 
-    AttentionPlanOptions options;
+    AttentionPlanOptions options = OptionsFor(device_, storage_, tensors_.width);
     options.rows = args_.q.dim(0);
     options.heads = tensors_.heads;
     options.kv_heads = tensors_.kv_heads;
-    options.width = tensors_.width;
     options.own = args_.k.defined();
     options.own_bytes = own_k_ || (args_.k && args_.k.dtype() == DType::kBF16) ? 2 : 4;
-    options.narrow_queries = bf16_ ? kAttentionNarrowBf16 : kAttentionNarrowF32;
-    options.wide_queries = kAttentionWide;
     const bool vector = std::all_of(segments.begin(), segments.end(),
                                     [](const AttentionRun& run) { return run.slots == 0 || run.vector; });
-    if (bf16_ && tensors_.width == kAttentionTallWidth && tensors_.scale > 0.0f && tensors_.q_vector && vector &&
-        (own.slots == 0 || own.vector)) {
-      options.tall_queries = kAttentionTall;
-      options.tall_blocks = device_.multiprocessors();
+    if (tensors_.scale <= 0.0f || !tensors_.q_vector || !tensors_.out_vector || !vector ||
+        (own.slots > 0 && !own.vector)) {
+      options.tall_queries = 0;
     }
-    const auto blocks = bf16_ ? AttentionBlocksBf16 : AttentionBlocksF32;
-    options.narrow_blocks = device_.multiprocessors() * blocks(tensors_.width, false);
-    options.wide_blocks = device_.multiprocessors() * blocks(tensors_.width, true);
-    const AttentionForwardPlan plan = PlanAttention(options, segments, own, *args_.sequences);
+    const auto plan = device_.attention().Plan(options, segments, own, *args_.sequences);
 
     TableUpload tables;
-    const size_t runs = tables.Add(plan.runs), narrow = tables.Add(plan.narrow), wide = tables.Add(plan.wide),
-                 tall = tables.Add(plan.tall), rows = tables.Add(plan.rows), merges = tables.Add(plan.merges),
-                 partials = tables.Add(plan.partials);
-    tables.Upload(backend_, tensors_.width <= kAttentionInlineWidth && plan.tall.empty());
+    const size_t runs = tables.Add(plan->runs), narrow = tables.Add(plan->narrow), wide = tables.Add(plan->wide),
+                 tall = tables.Add(plan->tall), rows = tables.Add(plan->rows), merges = tables.Add(plan->merges),
+                 merge_of = tables.Add(plan->merge_of), partials = tables.Add(plan->partials);
+    tables.Upload(backend_, tensors_.width <= kAttentionInlineWidth && plan->tall.empty());
     Tensor partial;
-    if (plan.partial_rows > 0) {
-      const int64_t places = plan.partial_rows * tensors_.heads;
+    if (plan->partial_rows > 0) {
+      const int64_t places = plan->partial_rows * tensors_.heads;
       partial = Tensor::Empty(backend_.pool(), DType::kF32, {places * (tensors_.width + 3)});
       tensors_.partial_o = partial.f32();
       tensors_.partial_state = partial.f32() + places * tensors_.width;
     }
-    const auto launch = bf16_ ? LaunchAttentionBf16 : LaunchAttentionF32;
-    AttentionItems items;
-    items.inline_tables = tables.inline_tables();
-    items.runs = tables.At<AttentionRun>(runs);
-    items.rows = tables.At<int32_t>(rows);
-    items.items = tables.At<AttentionItem>(tall);
-    items.count = static_cast<int32_t>(plan.tall.size());
-    LaunchAttentionTall(tensors_, items, stream_);
-    items.items = tables.At<AttentionItem>(wide);
-    items.count = static_cast<int32_t>(plan.wide.size());
-    launch(tensors_, items, true, stream_);
-    items.items = tables.At<AttentionItem>(narrow);
-    items.count = static_cast<int32_t>(plan.narrow.size());
-    launch(tensors_, items, false, stream_);
 
     AttentionMerging merging;
     merging.merges = tables.At<AttentionMerge>(merges);
     merging.partials = tables.At<int32_t>(partials);
-    merging.count = static_cast<int32_t>(plan.merges.size());
+    merging.merge_of = tables.At<int32_t>(merge_of);
+    merging.in_order = plan->merge_of.empty();
+    merging.arrived = plan->finishing ? device_.attention().arrived() : nullptr;
+    merging.count = plan->merges_apart;
+    merging.most_partials = plan->most_partials();
     merging.inline_tables = tables.inline_tables();
-    for (const AttentionMerge& m : plan.merges) {
-      merging.most_partials = std::max(merging.most_partials, m.partial_end - m.partial_begin);
-    }
-    if (args_.k) {
-      merging.k = args_.k.raw();
-      merging.v = args_.v.raw();
-      merging.own_bf16 = args_.k.dtype() == DType::kBF16;
-      merging.k_row = args_.k.stride(0);
-      merging.k_head = args_.k.stride(1);
-      merging.v_row = args_.v.stride(0);
-      merging.v_head = args_.v.stride(1);
-    }
-    LaunchAttentionMerge(tensors_, merging, stream_);
+    if (args_.k) SetOwnRows(args_.k, args_.v, &merging);
+    AttentionItems items;
+    items.inline_tables = tables.inline_tables();
+    items.runs = tables.At<AttentionRun>(runs);
+    items.rows = tables.At<int32_t>(rows);
+    const auto with = [&items](const AttentionItem* table, size_t count) {
+      AttentionItems these = items;
+      these.items = table;
+      these.count = static_cast<int32_t>(count);
+      return these;
+    };
+    LaunchAttentionTiles(device_, bf16_, tensors_, with(tables.At<AttentionItem>(tall), plan->tall.size()),
+                         with(tables.At<AttentionItem>(wide), plan->wide.size()),
+                         with(tables.At<AttentionItem>(narrow), plan->narrow.size()), merging, stream_);
     if (args_.stored_mass) {
       LaunchAttentionMass(tensors_.mass, args_.stored_mass.f32(), args_.q.dim(0), tensors_.heads, stream_);
     }
@@ -164,6 +141,7 @@ class Forward {
   Device& device_;
   cudaStream_t stream_;
   const AttentionArgs& args_;
+  const DType storage_;
   const bool bf16_;
   AttentionTensors tensors_;
   Tensor mass_, own_k_, own_v_;

@@ -7,6 +7,8 @@
 #include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/device/attention_cursor.cuh"
 #include "kernels/cuda/device/attention_emit.cuh"
+#include "kernels/cuda/device/attention_kernels.cuh"
+#include "kernels/cuda/device/attention_merge.cuh"
 #include "kernels/cuda/device/dtype.cuh"
 #include "kernels/cuda/device/grid.cuh"
 #include "kernels/cuda/device/launch.cuh"
@@ -28,6 +30,7 @@ constexpr float kLn2 = 0.6931471805599453f;
 // Wide: 64 queries, 16 to a warp, each warp on all slots of a step. Narrow: 16 queries, the warps share the slots.
 template <int kWidth, bool kWide>
 struct Layout {
+  static constexpr int kThreads = kWarps * kWarp;
   static constexpr int kWarpSlots = kWide ? kStep : kStep / kWarps;
   static constexpr int kStages = kWide || kWidth == 256 ? 2 : 3;
   static constexpr int kTileBytes = kStep * kWidth * 2;
@@ -88,17 +91,18 @@ __device__ __forceinline__ void LoadStage(char* stage, const SlotTile<Bf16>& til
 }
 
 template <int kWidth, bool kWide, int kInline>
-__global__ void __launch_bounds__(kThreads) AttentionBf16(const AttentionTensors t, const AttentionItems where,
-                                                          const __grid_constant__ InlineTables<kInline> tables) {
+__global__ void __launch_bounds__(kThreads)
+    AttentionBf16(const AttentionTensors t, const AttentionItems where, const AttentionMerging merging,
+                  const __grid_constant__ InlineTables<kInline> tables) {
   using L = Layout<kWidth, kWide>;
   constexpr int kScoreTiles = L::kWarpSlots / 8, kWidthTiles = kWidth / 8, kDepth = kWidth / 16;
   extern __shared__ float4 attention_shared[];
   char* const shared = reinterpret_cast<char*>(attention_shared);
 
-  LetNextKernelStart();
   const AttentionItems items = Resolve(where, tables);
   const int kv = static_cast<int>(blockIdx.x) / items.count;
   const AttentionItem item = items.items[static_cast<int>(blockIdx.x) % items.count];
+  if (item.row_count == 0) return;
   const int group = t.heads / t.kv_heads;
   const int queries = item.row_count * item.head_count;
   const int tid = static_cast<int>(threadIdx.x), warp = tid / kWarp, lane = tid % kWarp;
@@ -107,6 +111,8 @@ __global__ void __launch_bounds__(kThreads) AttentionBf16(const AttentionTensors
 
   SlotCursor<Bf16, kStep> loads(items.runs, item.run, item.slot, item.slots, item.causal_limit, kv);
   SlotCursor<Bf16, kStep> cursor = loads;
+  WaitForPreviousKernel();
+  LetNextKernelStart();
 #pragma unroll
   for (int s = 0; s < L::kStages - 1; ++s) LoadStage<kWidth>(shared + s * L::kStageBytes, loads.Next(), t.width);
 
@@ -296,6 +302,9 @@ __global__ void __launch_bounds__(kThreads) AttentionBf16(const AttentionTensors
       }
       Emit(t, item, items.rows, kv, query, column, a, b, memory, rest.l);
     }
+    if (item.partial >= 0 && merging.arrived) {
+      FinishRows<kWidth, kThreads, kAttentionNarrowBf16>(t, item, items.rows, Resolve(merging, tables), kv);
+    }
   }
 }
 
@@ -308,45 +317,23 @@ __global__ void RowsToBf16(const float* from, int64_t row, int64_t head, int64_t
   }
 }
 
-template <int kWidth, bool kWide, int kInline>
-void LaunchWith(const AttentionTensors& tensors, const AttentionItems& items, cudaStream_t stream) {
-  LaunchKernel(AttentionBf16<kWidth, kWide, kInline>, static_cast<unsigned>(items.count * tensors.kv_heads), kThreads,
-               Layout<kWidth, kWide>::kBytes, stream, tensors, items, TablesOf<kInline>(items.inline_tables));
-}
-
-template <int kWidth, bool kWide>
-void Launch(const AttentionTensors& tensors, const AttentionItems& items, cudaStream_t stream) {
-  if constexpr (kWidth <= kAttentionInlineWidth) {
-    if (items.inline_tables) return LaunchWith<kWidth, kWide, kAttentionInlineBytes>(tensors, items, stream);
+struct Kernel {
+  template <int kWidth, bool kWide, int kInline>
+  static auto Entry() {
+    return &AttentionBf16<kWidth, kWide, kInline>;
   }
-  LaunchWith<kWidth, kWide, 0>(tensors, items, stream);
-}
-
-template <int kWidth, bool kWide>
-int Blocks() {
-  static const int blocks =
-      BlocksPerMultiprocessor(AttentionBf16<kWidth, kWide, 0>, kThreads, Layout<kWidth, kWide>::kBytes);
-  return blocks;
-}
+  template <int kWidth, bool kWide>
+  using LayoutOf = Layout<kWidth, kWide>;
+};
 
 }  // namespace
 
-void LaunchAttentionBf16(const AttentionTensors& tensors, const AttentionItems& items, bool wide, cudaStream_t stream) {
-  if (items.count == 0) return;
-  if (tensors.width <= 64) {
-    wide ? Launch<64, true>(tensors, items, stream) : Launch<64, false>(tensors, items, stream);
-  } else if (tensors.width <= 128) {
-    wide ? Launch<128, true>(tensors, items, stream) : Launch<128, false>(tensors, items, stream);
-  } else {
-    wide ? Launch<256, true>(tensors, items, stream) : Launch<256, false>(tensors, items, stream);
-  }
+void LaunchAttentionBf16(const AttentionTensors& tensors, const AttentionItems& items, const AttentionMerging& merging,
+                         bool wide, cudaStream_t stream) {
+  LaunchTiles<Kernel>(tensors, items, merging, wide, stream);
 }
 
-int AttentionBlocksBf16(int width, bool wide) {
-  if (width <= 64) return wide ? Blocks<64, true>() : Blocks<64, false>();
-  if (width <= 128) return wide ? Blocks<128, true>() : Blocks<128, false>();
-  return wide ? Blocks<256, true>() : Blocks<256, false>();
-}
+int AttentionBlocksBf16(int width, bool wide) { return TileBlocks<Kernel>(width, wide); }
 
 void LaunchAttentionToBf16(const float* from, int64_t row, int64_t head, int64_t rows, int heads, int width, void* to,
                            cudaStream_t stream) {

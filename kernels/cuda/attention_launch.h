@@ -26,8 +26,8 @@ struct AttentionRun {
 struct AttentionItem {
   int32_t run = 0, slot = 0;  // where the range begins; it goes on through the following runs
   int32_t slots = 0;
-  int32_t rows = 0;  // place in the row table of the tile's first row; or ~row, and the rows are consecutive
-  int32_t row_count = 0;
+  int32_t rows = 0;          // place in the row table of the tile's first row; or ~row, and the rows are consecutive
+  int32_t row_count = 0;     // 0: nothing to do
   int32_t causal_limit = 0;  // the tile's row i sees the first causal_limit + i slots of a causal run
   int32_t head_begin = 0, head_count = 0;
   int32_t partial = -1;  // partial row of the tile's first row; −1: the range is all that the rows see
@@ -38,6 +38,7 @@ struct AttentionMerge {
   int32_t row = 0;
   int32_t own_begin = 0;                       // own rows [own_begin, row] are added; row + 1: none
   int32_t partial_begin = 0, partial_end = 0;  // in the table of partial rows
+  int32_t arrivals = 0;  // narrow items of one KV head that leave partial rows: the last merges; 0: a launch of its own
 };
 
 // Tensors of a forward call. Rows are indexed by row of the step, heads by query head.
@@ -49,7 +50,7 @@ struct AttentionTensors {
   void* out = nullptr;  // f32, or bf16 where out_bf16
   bool out_bf16 = false;
   int64_t out_row = 0, out_head = 0;
-  bool out_vector = false;  // f32 rows of out may be written 16 bytes at a time
+  bool out_vector = false;  // rows of out may be written 16 bytes at a time
   float* lse = nullptr;     // or null
   int64_t lse_row = 0, lse_head = 0;
   float* mass = nullptr;           // [R, H] share of the softmax on memories; or null
@@ -80,27 +81,38 @@ inline constexpr int kAttentionTall = 128, kAttentionTallWidth = 128;
 inline constexpr int kAttentionStep = 64;
 inline constexpr int kAttentionMaxWidth = 256;
 
-// f32 keys and values, fp32 arithmetic. Blocks that fit one multiprocessor: for the plan.
-void LaunchAttentionF32(const AttentionTensors& tensors, const AttentionItems& items, bool wide, cudaStream_t stream);
-int AttentionBlocksF32(int width, bool wide);
-// bf16 keys and values, tensor-core products with fp32 sums.
-void LaunchAttentionBf16(const AttentionTensors& tensors, const AttentionItems& items, bool wide, cudaStream_t stream);
-int AttentionBlocksBf16(int width, bool wide);
-// The same for long sequences and heads kAttentionTallWidth wide, whose runs are all `vector`.
-void LaunchAttentionTall(const AttentionTensors& tensors, const AttentionItems& items, cudaStream_t stream);
-
-// Merges partial rows, adds few own rows, writes out, lse and mass.
+// Merging of partial rows, and of few own rows; writes out, lse and mass.
 struct AttentionMerging {
   const AttentionMerge* merges = nullptr;
-  const int32_t* partials = nullptr;  // partial rows, listed by merge
-  int32_t count = 0;
-  int32_t most_partials = 0;            // of one row
+  const int32_t* partials = nullptr;    // partial rows, listed by merge
+  const int32_t* merge_of = nullptr;    // by row of the step
+  bool in_order = false;                // merge i is row i's; merge_of is not used
+  uint32_t* arrived = nullptr;          // [merges, KV heads]: narrow items done; 0 between calls
+  int32_t count = 0;                    // merges of the launch: the first ones, without arrivals
+  int32_t most_partials = 0;            // of one row of these
   const char* inline_tables = nullptr;  // as in AttentionItems
   const void* k = nullptr;              // own rows: f32, or bf16 where own_bf16
   const void* v = nullptr;
   bool own_bf16 = false;
   int64_t k_row = 0, k_head = 0, v_row = 0, v_head = 0;
 };
+
+// The kernels below may start while the kernel before them ends, and wait for it before they read rows, keys or values.
+// Items without rows are passed over. Narrow ones merge the rows whose last partial rows they leave where `arrived` is
+// given; all other partial rows are older launches'.
+
+// f32 keys and values, fp32 arithmetic. Blocks that fit one multiprocessor: for the plan.
+void LaunchAttentionF32(const AttentionTensors& tensors, const AttentionItems& items, const AttentionMerging& merging,
+                        bool wide, cudaStream_t stream);
+int AttentionBlocksF32(int width, bool wide);
+// bf16 keys and values, tensor-core products with fp32 sums.
+void LaunchAttentionBf16(const AttentionTensors& tensors, const AttentionItems& items, const AttentionMerging& merging,
+                         bool wide, cudaStream_t stream);
+int AttentionBlocksBf16(int width, bool wide);
+// The same for many queries and heads kAttentionTallWidth wide, whose runs are all `vector`.
+void LaunchAttentionTall(const AttentionTensors& tensors, const AttentionItems& items, int multiprocessors,
+                         cudaStream_t stream);
+// The first merges, whose rows no narrow item sees.
 void LaunchAttentionMerge(const AttentionTensors& tensors, const AttentionMerging& merging, cudaStream_t stream);
 
 // stored_mass[r] = mean over heads of mass[r, h].

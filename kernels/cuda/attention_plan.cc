@@ -8,11 +8,16 @@
 namespace stillhouse::cuda {
 namespace {
 
-// Partial rows of a call take at most this much; what would need more is split less.
-constexpr int64_t kPartialBytes = int64_t{256} << 20;
-// What an item costs beside its slots, in steps of slots: its start, and the partial rows that it leaves to be merged.
-constexpr double kItemSteps = 1.0;
-constexpr double kNarrowPartialSteps = 2.0, kWidePartialSteps = 4.0, kTallPartialSteps = 16.0;
+// How a kernel's items are cut. `granule` slots are a step. Costs in steps: of an item beside its slots (its start,
+// what it leaves to be merged), and of a partial row's merge.
+struct Cut {
+  int granule;
+  double start, partial, merge;
+};
+constexpr Cut kNarrowCut = {kAttentionStep, 1.0, 2.0, 0.1}, kWideCut = {kAttentionStep, 1.0, 2.0, 0.1};
+constexpr Cut kTallCut = {2 * kAttentionStep, 1.0, 1.0, 0.05};
+constexpr double kWideLatency = 1.4;
+constexpr int64_t kFinishSlots = 512;  // of a narrow item that merges
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -42,6 +47,7 @@ class Planner {
 
   AttentionForwardPlan Run() {
     row_partials_.resize(static_cast<size_t>(o_.rows));
+    arrivals_.assign(static_cast<size_t>(o_.rows), 0);
     for (size_t i = 0; i < sequences_.size(); ++i) {
       const AttentionSequence& sequence = sequences_[i];
       if (sequence.row_count == 0) continue;
@@ -57,22 +63,43 @@ class Planner {
       // Narrow tiles read the slots once each: from the third on a wide tile is cheaper.
       if (chain.row_count * group_ <= 2 * o_.narrow_queries) {
         AddTiles(chain, o_.narrow_queries, &narrow);
-      } else if (chain.alone && o_.tall_queries > 0 && chain.row_count * group_ >= o_.tall_queries) {
+      } else if (o_.tall_queries > 0 && chain.row_count * group_ >= o_.tall_queries) {
         AddTiles(chain, o_.tall_queries, &tall);
       } else {
         AddTiles(chain, o_.wide_queries, &wide);
       }
     }
-    Split(narrow, o_.narrow_blocks, kNarrowPartialSteps, &plan_.narrow);
-    Split(wide, o_.wide_blocks, kWidePartialSteps, &plan_.wide);
-    Split(tall, o_.tall_blocks, kTallPartialSteps, &plan_.tall);
+    Split(narrow, o_.narrow_blocks, o_.narrow_latency, kNarrowCut, &plan_.narrow);
+    Split(wide, o_.wide_blocks, kWideLatency, kWideCut, &plan_.wide);
+    Split(tall, 1, 1.0, kTallCut, &plan_.tall);
+    plan_.finishing = Finishes();
+    if (plan_.finishing) {
+      for (const AttentionItem& item : plan_.narrow) {
+        for (int32_t r = 0; r < item.row_count && item.partial >= 0; ++r) {
+          ++arrivals_[item.rows < 0 ? ~item.rows + r : plan_.rows[item.rows + r]];
+        }
+      }
+    }
     AddMerges();
     return std::move(plan_);
   }
 
  private:
-  void AddRun(Chain* chain, const AttentionRun& run) {
+  // Whether narrow items merge the rows that they are the last to see: where all run at once and soon end. What they
+  // wait for in the merge would else keep others from starting, and a launch of its own spreads it better.
+  bool Finishes() const {
+    if (o_.rows * o_.kv_heads > o_.finishing) return false;
+    int64_t items = 0, longest = 0;
+    for (const AttentionItem& item : plan_.narrow) {
+      items += o_.kv_heads;
+      longest = std::max<int64_t>(longest, item.slots);
+    }
+    return items <= static_cast<int64_t>(o_.narrow_blocks) * o_.multiprocessors && longest <= kFinishSlots;
+  }
+
+  void AddRun(Chain* chain, const AttentionRun& run, int32_t source) {
     plan_.runs.push_back(run);
+    plan_.run_sources.push_back(source);
     ++chain->run_count;
   }
 
@@ -81,11 +108,12 @@ class Planner {
     chain.run_begin = static_cast<int32_t>(plan_.runs.size());
     for (int32_t s : sequence.segments) {
       if (segments_[s].slots == 0) continue;
-      AddRun(&chain, segments_[s]);
+      AddRun(&chain, segments_[s], s);
       chain.slots += segments_[s].slots;
     }
     if (o_.own) {
-      AddRun(&chain, OwnRows(own_, sequence.row_begin, sequence.row_count, o_.own_bytes));
+      AddRun(&chain, OwnRows(own_, sequence.row_begin, sequence.row_count, o_.own_bytes),
+             ~static_cast<int32_t>(sequence.row_begin));
       chain.causal = true;
     }
     chain.alone = true;
@@ -132,7 +160,7 @@ class Planner {
       Chain chain;
       chain.run_begin = static_cast<int32_t>(plan_.runs.size());
       for (int32_t s : m.segments) {
-        AddRun(&chain, segments_[s]);
+        AddRun(&chain, segments_[s], s);
         chain.slots += segments_[s].slots;
       }
       if (m.users.size() == 1) {
@@ -165,42 +193,46 @@ class Planner {
   }
 
   // Slots of a part when every tile is cut into parts of at most `steps` steps, evenly.
-  static int64_t PartSlots(const Tile& tile, int64_t steps) {
-    const int64_t all = CeilDiv(tile.seen, kAttentionStep);
-    return CeilDiv(all, CeilDiv(all, steps)) * kAttentionStep;
+  static int64_t PartSlots(const Tile& tile, int64_t steps, const Cut& cut) {
+    const int64_t all = CeilDiv(tile.seen, cut.granule);
+    return CeilDiv(all, CeilDiv(all, steps)) * cut.granule;
   }
 
-  // The steps of a part: few enough that the blocks which the GPU holds are busy, many enough that starting and merging
-  // do not cost more than that.
-  int64_t ChooseSteps(const std::vector<Tile>& tiles, int64_t blocks, double partial_steps) const {
+  // The steps of a part: few enough that the multiprocessors are busy, many enough that starting and merging do not
+  // cost more than that. A multiprocessor does a step at a time, or `blocks` blocks one each, `latency` as slowly.
+  int64_t ChooseSteps(const std::vector<Tile>& tiles, int64_t blocks, double latency, const Cut& cut) const {
     int64_t longest = 1, total = 0;
     for (const Tile& tile : tiles) {
-      longest = std::max(longest, CeilDiv(tile.seen, kAttentionStep));
-      total += CeilDiv(tile.seen, kAttentionStep) * o_.kv_heads;
+      longest = std::max(longest, CeilDiv(tile.seen, cut.granule));
+      total += CeilDiv(tile.seen, cut.granule) * o_.kv_heads;
     }
+    const auto all_blocks = static_cast<double>(blocks * o_.multiprocessors);
     int64_t best = longest;
     double best_cost = 0.0;
-    for (int64_t parts = 1; parts <= std::min<int64_t>(longest, 4 * blocks); ++parts) {
+    for (int64_t parts = 1; parts <= std::min<int64_t>(longest, 4 * blocks * o_.multiprocessors); ++parts) {
       const int64_t steps = CeilDiv(longest, parts);
       if (parts > 1 && steps == CeilDiv(longest, parts - 1)) continue;
-      int64_t items = 0, partial_items = 0, partial_rows = 0;
+      int64_t count_all = 0, partial_items = 0, partial_rows = 0;
       bool alike = true;
       for (const Tile& tile : tiles) {
-        const int64_t part = PartSlots(tile, steps), count = CeilDiv(tile.seen, part);
-        items += count * o_.kv_heads;
-        alike = alike && part == PartSlots(tiles[0], steps);
+        const int64_t part = PartSlots(tile, steps, cut), count = CeilDiv(tile.seen, part);
+        count_all += count * o_.kv_heads;
+        alike = alike && part == PartSlots(tiles[0], steps, cut);
         if (count == 1 && tile.chain->alone) continue;
         partial_items += count * o_.kv_heads;
         partial_rows += count * tile.row_count;
       }
-      if (parts > 1 && partial_rows * o_.heads * o_.width * 4 > kPartialBytes) break;
-      // Blocks of one size run in waves; of several, the longest first, they fill up well.
-      const double waves = static_cast<double>(items) / static_cast<double>(blocks);
-      const double beside =
-          kItemSteps + partial_steps * static_cast<double>(partial_items) / static_cast<double>(items);
-      const double cost = alike ? std::ceil(waves) * (static_cast<double>(steps) + beside)
-                                : static_cast<double>(total) / static_cast<double>(blocks) + waves * beside +
-                                      static_cast<double>(steps);
+      if (parts > 1 && partial_rows * o_.heads * (o_.width + 3) * 4 > o_.partial_bytes) break;
+      const auto items = static_cast<double>(count_all);
+      const double beside = cut.start + cut.partial * static_cast<double>(partial_items) / items;
+      const double merge = partial_items > 0 ? cut.merge * static_cast<double>(parts) : 0.0;
+      // Items of one size run in waves; of several, the longest first, they fill up well.
+      const double cost =
+          alike ? std::max(std::ceil(items / o_.multiprocessors), latency * std::ceil(items / all_blocks)) *
+                          static_cast<double>(steps) +
+                      std::ceil(items / all_blocks) * beside + merge
+                : std::max(1.0 / o_.multiprocessors, latency / all_blocks) * static_cast<double>(total) +
+                      items / all_blocks * beside + 0.25 * static_cast<double>(steps) + merge;
       if (parts == 1 || cost < best_cost) {
         best = steps;
         best_cost = cost;
@@ -210,14 +242,15 @@ class Planner {
     return best;
   }
 
-  void Split(const std::vector<Tile>& tiles, int64_t blocks, double partial_steps, std::vector<AttentionItem>* items) {
+  void Split(const std::vector<Tile>& tiles, int64_t blocks, double latency, const Cut& cut,
+             std::vector<AttentionItem>* items) {
     if (tiles.empty()) return;
-    const int64_t steps = ChooseSteps(tiles, blocks, partial_steps);
+    const int64_t steps = ChooseSteps(tiles, blocks, latency, cut);
     // Heads of one row in several tiles share its partial rows.
     int64_t shared_base = -1;
     for (const Tile& tile : tiles) {
       const Chain& chain = *tile.chain;
-      const int64_t part = PartSlots(tile, steps), parts = CeilDiv(tile.seen, part);
+      const int64_t part = PartSlots(tile, steps, cut), parts = CeilDiv(tile.seen, part);
       const bool whole = parts == 1 && chain.alone;
       if (tile.head_begin == 0) {
         shared_base = plan_.partial_rows;
@@ -255,24 +288,36 @@ class Planner {
                      [](const AttentionItem& a, const AttentionItem& b) { return a.slots > b.slots; });
   }
 
-  // Rows of few-row sequences, rows whose slots were split, and rows that see nothing.
+  // Rows of few-row sequences, rows whose slots were split, and rows that see nothing: first those that no narrow item
+  // merges.
   void AddMerges() {
-    for (const AttentionSequence& sequence : sequences_) {
-      const bool few = IsFewRows(sequence.row_count);
-      bool nothing = !o_.own;
-      for (int32_t s : sequence.segments) nothing = nothing && segments_[s].slots == 0;
-      for (int64_t row = sequence.row_begin; row < sequence.row_begin + sequence.row_count; ++row) {
-        const std::vector<int32_t>& partials = row_partials_[row];
-        if (!few && !nothing && partials.empty()) continue;
-        AttentionMerge merge;
-        merge.row = static_cast<int32_t>(row);
-        merge.own_begin = static_cast<int32_t>(few && o_.own ? sequence.row_begin : row + 1);
-        merge.partial_begin = static_cast<int32_t>(plan_.partials.size());
-        plan_.partials.insert(plan_.partials.end(), partials.begin(), partials.end());
-        merge.partial_end = static_cast<int32_t>(plan_.partials.size());
-        plan_.merges.push_back(merge);
+    for (const bool apart : {true, false}) {
+      for (const AttentionSequence& sequence : sequences_) {
+        const bool few = IsFewRows(sequence.row_count);
+        bool nothing = !o_.own;
+        for (int32_t s : sequence.segments) nothing = nothing && segments_[s].slots == 0;
+        for (int64_t row = sequence.row_begin; row < sequence.row_begin + sequence.row_count; ++row) {
+          const std::vector<int32_t>& partials = row_partials_[row];
+          if (!few && !nothing && partials.empty()) continue;
+          if ((arrivals_[row] == 0) != apart) continue;
+          AttentionMerge merge;
+          merge.row = static_cast<int32_t>(row);
+          merge.own_begin = static_cast<int32_t>(few && o_.own ? sequence.row_begin : row + 1);
+          merge.partial_begin = static_cast<int32_t>(plan_.partials.size());
+          plan_.partials.insert(plan_.partials.end(), partials.begin(), partials.end());
+          merge.partial_end = static_cast<int32_t>(plan_.partials.size());
+          merge.arrivals = arrivals_[row];
+          plan_.merges.push_back(merge);
+        }
       }
+      if (apart) plan_.merges_apart = static_cast<int32_t>(plan_.merges.size());
     }
+    const auto count = static_cast<int64_t>(plan_.merges.size());
+    bool in_order = count == o_.rows;
+    for (int64_t i = 0; i < count && in_order; ++i) in_order = plan_.merges[i].row == i;
+    if (in_order || plan_.merges_apart == count) return;
+    plan_.merge_of.assign(static_cast<size_t>(o_.rows), -1);
+    for (int64_t i = 0; i < count; ++i) plan_.merge_of[plan_.merges[i].row] = static_cast<int32_t>(i);
   }
 
   const AttentionPlanOptions& o_;
@@ -283,6 +328,7 @@ class Planner {
   std::vector<int32_t> few_;
   std::vector<Chain> chains_;
   std::vector<std::vector<int32_t>> row_partials_;  // by row of the step
+  std::vector<int32_t> arrivals_;                   // likewise
   AttentionForwardPlan plan_;
 };
 
@@ -295,6 +341,14 @@ AttentionRun OwnRows(const AttentionRun& own, int64_t begin, int64_t count, int6
   run.slots = static_cast<int32_t>(count);
   run.causal = true;
   return run;
+}
+
+void PointRunsAt(const std::vector<AttentionRun>& segments, const AttentionRun& own, int64_t own_bytes,
+                 AttentionForwardPlan* plan) {
+  for (size_t i = 0; i < plan->runs.size(); ++i) {
+    const int32_t source = plan->run_sources[i];
+    plan->runs[i] = source >= 0 ? segments[source] : OwnRows(own, ~source, plan->runs[i].slots, own_bytes);
+  }
 }
 
 AttentionForwardPlan PlanAttention(const AttentionPlanOptions& options, const std::vector<AttentionRun>& segments,

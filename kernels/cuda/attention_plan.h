@@ -21,8 +21,12 @@ struct AttentionPlanOptions {
   bool own = false;       // rows attend to their own sequence's rows
   int64_t own_bytes = 4;  // of one element of these
   int narrow_queries = 0, wide_queries = 0;
-  int tall_queries = 0;                                     // 0: there is no such kernel for this call
-  int narrow_blocks = 0, wide_blocks = 0, tall_blocks = 0;  // that the GPU holds at once
+  int tall_queries = 0;  // 0: there is no such kernel for this call
+  int multiprocessors = 1;
+  int narrow_blocks = 1, wide_blocks = 1;  // that one of them holds; of the tall kernel one
+  double narrow_latency = 1.0;             // of a step of a narrow block alone, to that of a multiprocessor's share
+  int64_t finishing = 0;                   // places for the counts of rows that narrow items merge: rows × KV heads
+  int64_t partial_bytes = int64_t{256} << 20;  // for partial rows; what would need more is split less
 };
 
 // Sequences of few rows are taken together: what several of them list is read once for all (a cascade), and their own
@@ -31,17 +35,35 @@ struct AttentionPlanOptions {
 // in every run.
 struct AttentionForwardPlan {
   std::vector<AttentionRun> runs;
+  std::vector<int32_t> run_sources;  // of each run: its segment, or ~the first row of its sequence
   std::vector<AttentionItem> narrow, wide, tall;
   std::vector<int32_t> rows;
   std::vector<AttentionMerge> merges;
+  bool finishing = false;         // narrow items merge
+  int32_t merges_apart = 0;       // of these, the first, are for a launch of their own
+  std::vector<int32_t> merge_of;  // by row; empty: merge i is row i's
   std::vector<int32_t> partials;
   int64_t partial_rows = 0;
+
+  // Of a row whose merge has a launch of its own.
+  int32_t most_partials() const {
+    int32_t most = 0;
+    for (int32_t i = 0; i < merges_apart; ++i) {
+      const int32_t count = merges[i].partial_end - merges[i].partial_begin;
+      most = count > most ? count : most;
+    }
+    return most;
+  }
 };
 
 // `segments[i]` describes the i-th segment; `own` the first row of the step (its slots are set per sequence), row by
 // row.
 AttentionForwardPlan PlanAttention(const AttentionPlanOptions& options, const std::vector<AttentionRun>& segments,
                                    const AttentionRun& own, const std::vector<AttentionSequence>& sequences);
+
+// Points a plan's runs at other keys and values of the same shapes and strides: another layer's.
+void PointRunsAt(const std::vector<AttentionRun>& segments, const AttentionRun& own, int64_t own_bytes,
+                 AttentionForwardPlan* plan);
 
 // The run of rows [begin, begin + count) of a step whose row 0 is described by `own`.
 AttentionRun OwnRows(const AttentionRun& own, int64_t begin, int64_t count, int64_t element_bytes);

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/attention_launch.h"
 #include "kernels/cuda/attention_plan.h"
+#include "kernels/cuda/attention_state.h"
 #include "kernels/cuda/attention_tables.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_kernels.h"
@@ -28,7 +29,8 @@ int64_t RoundUp(int64_t n) {
 
 // Places of the tables in the step's bytes.
 struct Layout {
-  size_t runs = 0, layers = 0, narrow = 0, wide = 0, rows = 0, merges = 0, partials = 0, end = 0;
+  size_t runs = 0, layers = 0, narrow = 0, wide = 0, tall = 0, rows = 0, merges = 0, merge_of = 0, partials = 0,
+         end = 0;
 
   explicit Layout(const Sizes& s) {
     const auto place = [this](size_t bytes) {
@@ -40,8 +42,10 @@ struct Layout {
     layers = place(static_cast<size_t>(s.runs) * sizeof(AttentionRunLayers));
     narrow = place(static_cast<size_t>(s.narrow) * sizeof(AttentionItem));
     wide = place(static_cast<size_t>(s.wide) * sizeof(AttentionItem));
+    tall = place(static_cast<size_t>(s.tall) * sizeof(AttentionItem));
     rows = place(static_cast<size_t>(s.listed_rows) * sizeof(int32_t));
     merges = place(static_cast<size_t>(s.rows) * sizeof(AttentionMerge));
+    merge_of = place(static_cast<size_t>(s.rows) * sizeof(int32_t));
     partials = place(static_cast<size_t>(s.partials) * sizeof(int32_t));
   }
 };
@@ -74,35 +78,26 @@ void PlanAttentionStep(Backend& backend, const PlanAttentionStepArgs& args) {
   }
   int64_t rows = 0;
   for (const AttentionSequence& s : *args.sequences) rows += s.row_count;
-  AttentionPlanOptions options;
+  AttentionPlanOptions options = OptionsFor(device, dtype, static_cast<int>(args.width));
   options.rows = rows;
   options.heads = static_cast<int>(args.heads);
   options.kv_heads = static_cast<int>(args.kv_heads);
-  options.width = static_cast<int>(args.width);
   options.own = true;
-  options.narrow_queries = args.bf16 ? kAttentionNarrowBf16 : kAttentionNarrowF32;
-  options.wide_queries = kAttentionWide;
-  const auto blocks = args.bf16 ? AttentionBlocksBf16 : AttentionBlocksF32;
-  options.narrow_blocks = device.multiprocessors() * blocks(options.width, false);
-  options.wide_blocks = device.multiprocessors() * blocks(options.width, true);
+  for (const AttentionRun& run : segments) {
+    if (run.slots > 0 && !run.vector) options.tall_queries = 0;
+  }
   AttentionForwardPlan plan = PlanAttention(options, segments, {}, *args.sequences);
-  STILLHOUSE_CHECK(plan.tall.empty() && static_cast<int64_t>(plan.merges.size()) == rows);
+  STILLHOUSE_CHECK(static_cast<int64_t>(plan.merges.size()) == rows);
 
-  // What the planner took as runs are segments in its own order: found again by their keys.
   std::vector<AttentionRunLayers> layers;
   layers.reserve(plan.runs.size());
-  {
-    std::vector<std::pair<const void*, size_t>> by_key;
-    by_key.reserve(segments.size());
-    for (size_t i = 0; i < segments.size(); ++i) by_key.emplace_back(segments[i].k, i);
-    std::sort(by_key.begin(), by_key.end());
-    for (const AttentionRun& run : plan.runs) {
-      const auto found = std::lower_bound(by_key.begin(), by_key.end(), std::pair<const void*, size_t>(run.k, 0));
-      STILLHOUSE_CHECK(found != by_key.end() && found->first == run.k);
-      const KvLayers& s = (*args.segments)[found->second];
-      layers.push_back({s.k_stride, s.v_stride, s.beta_stride});
-    }
+  for (const int32_t source : plan.run_sources) {
+    STILLHOUSE_CHECK(source >= 0) << "a step's own rows are merged";
+    const KvLayers& s = (*args.segments)[static_cast<size_t>(source)];
+    layers.push_back({s.k_stride, s.v_stride, s.beta_stride});
   }
+  std::vector<int32_t> merge_of(static_cast<size_t>(rows));
+  for (size_t i = 0; i < plan.merges.size(); ++i) merge_of[plan.merges[i].row] = static_cast<int32_t>(i);
 
   Sizes sizes;
   sizes.rows = rows;
@@ -114,17 +109,19 @@ void PlanAttentionStep(Backend& backend, const PlanAttentionStepArgs& args) {
   sizes.runs = RoundUp(static_cast<int64_t>(plan.runs.size()));
   sizes.narrow = RoundUp(static_cast<int64_t>(plan.narrow.size()));
   sizes.wide = RoundUp(static_cast<int64_t>(plan.wide.size()));
+  sizes.tall = RoundUp(static_cast<int64_t>(plan.tall.size()));
   sizes.listed_rows = RoundUp(static_cast<int64_t>(plan.rows.size()));
   sizes.partials = RoundUp(static_cast<int64_t>(plan.partials.size()));
   sizes.partial_rows = RoundUp(plan.partial_rows);
-  for (const AttentionMerge& m : plan.merges) {
-    sizes.many_partials = sizes.many_partials || m.partial_end - m.partial_begin >= kManyPartials;
-  }
+  sizes.merges_apart = plan.merges_apart;
+  sizes.many_partials = plan.most_partials() >= kManyPartials;
+  sizes.finishing = plan.finishing;
   // Items beyond the plan's have no queries and no slots.
   AttentionItem idle;
   idle.head_count = 1;
   plan.narrow.resize(static_cast<size_t>(sizes.narrow), idle);
   plan.wide.resize(static_cast<size_t>(sizes.wide), idle);
+  plan.tall.resize(static_cast<size_t>(sizes.tall), idle);
 
   const Layout layout(sizes);
   args.out->sizes = sizes;
@@ -133,8 +130,10 @@ void PlanAttentionStep(Backend& backend, const PlanAttentionStepArgs& args) {
   Put(layers, layout.layers, &args.out->bytes);
   Put(plan.narrow, layout.narrow, &args.out->bytes);
   Put(plan.wide, layout.wide, &args.out->bytes);
+  Put(plan.tall, layout.tall, &args.out->bytes);
   Put(plan.rows, layout.rows, &args.out->bytes);
   Put(plan.merges, layout.merges, &args.out->bytes);
+  Put(merge_of, layout.merge_of, &args.out->bytes);
   Put(plan.partials, layout.partials, &args.out->bytes);
 }
 
@@ -160,14 +159,8 @@ void AttentionOfStep(Backend& backend, const AttentionOfStepArgs& args) {
   t.kv_heads = static_cast<int32_t>(s.kv_heads);
   t.width = static_cast<int32_t>(s.width);
   t.scale = args.scale;
-  t.q = args.q.f32();
-  t.q_row = args.q.stride(0);
-  t.q_head = args.q.stride(1);
-  t.out = args.out.raw();
-  t.out_bf16 = args.out.dtype() == DType::kBF16;
-  t.out_row = args.out.stride(0);
-  t.out_head = args.out.stride(1);
-  t.out_vector = !t.out_bf16 && IsVector(args.out, {0, 1});
+  SetRows(args.q, args.out, &t);
+  STILLHOUSE_CHECK(s.tall == 0 || (t.q_vector && t.out_vector && t.scale > 0.0f));
   Tensor mass, partial;
   if (args.stored_mass) {
     mass = Tensor::Empty(backend.pool(), DType::kF32, {s.rows, s.heads});
@@ -182,25 +175,23 @@ void AttentionOfStep(Backend& backend, const AttentionOfStepArgs& args) {
   AttentionItems items;
   items.runs = At<AttentionRun>(args.tables, 0) + args.layer * s.runs;
   items.rows = At<int32_t>(args.bytes, layout.rows);
-  const auto launch = s.bf16 ? LaunchAttentionBf16 : LaunchAttentionF32;
-  items.items = At<AttentionItem>(args.bytes, layout.wide);
-  items.count = static_cast<int32_t>(s.wide);
-  launch(t, items, true, stream);
-  items.items = At<AttentionItem>(args.bytes, layout.narrow);
-  items.count = static_cast<int32_t>(s.narrow);
-  launch(t, items, false, stream);
+  const auto with = [&](size_t place, int64_t count) {
+    AttentionItems these = items;
+    these.items = At<AttentionItem>(args.bytes, place);
+    these.count = static_cast<int32_t>(count);
+    return these;
+  };
   AttentionMerging merging;
   merging.merges = At<AttentionMerge>(args.bytes, layout.merges);
+  merging.merge_of = At<int32_t>(args.bytes, layout.merge_of);
   merging.partials = At<int32_t>(args.bytes, layout.partials);
-  merging.count = static_cast<int32_t>(s.rows);
+  Device& device = DeviceOf(backend);
+  merging.arrived = s.finishing ? device.attention().arrived() : nullptr;
+  merging.count = static_cast<int32_t>(s.merges_apart);
   merging.most_partials = s.many_partials ? kManyPartials : 0;
-  merging.k = args.k.f32();
-  merging.v = args.v.f32();
-  merging.k_row = args.k.stride(0);
-  merging.k_head = args.k.stride(1);
-  merging.v_row = args.v.stride(0);
-  merging.v_head = args.v.stride(1);
-  LaunchAttentionMerge(t, merging, stream);
+  SetOwnRows(args.k, args.v, &merging);
+  LaunchAttentionTiles(device, s.bf16, t, with(layout.tall, s.tall), with(layout.wide, s.wide),
+                       with(layout.narrow, s.narrow), merging, stream);
   if (args.stored_mass) LaunchAttentionMass(t.mass, args.stored_mass.f32(), s.rows, t.heads, stream);
 }
 

@@ -59,6 +59,31 @@ inline AttentionRun OwnRun(const Tensor& k, const Tensor& v) {
   return run;
 }
 
+// Queries and results, [R, H, d] each.
+inline void SetRows(const Tensor& q, const Tensor& out, AttentionTensors* tensors) {
+  tensors->q = q.raw();
+  tensors->q_bf16 = q.dtype() == DType::kBF16;
+  tensors->q_vector = IsVector(q, {0, 1});
+  tensors->q_row = q.stride(0);
+  tensors->q_head = q.stride(1);
+  tensors->out = out.raw();
+  tensors->out_bf16 = out.dtype() == DType::kBF16;
+  tensors->out_vector = IsVector(out, {0, 1});
+  tensors->out_row = out.stride(0);
+  tensors->out_head = out.stride(1);
+}
+
+// The step's own keys and values, [R, H_kv, d], for rows that see few of them.
+inline void SetOwnRows(const Tensor& k, const Tensor& v, AttentionMerging* merging) {
+  merging->k = k.raw();
+  merging->v = v.raw();
+  merging->own_bf16 = k.dtype() == DType::kBF16;
+  merging->k_row = k.stride(0);
+  merging->k_head = k.stride(1);
+  merging->v_row = v.stride(0);
+  merging->v_head = v.stride(1);
+}
+
 // Several tables in one copy to the device.
 class TableUpload {
  public:

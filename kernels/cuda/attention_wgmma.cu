@@ -5,7 +5,6 @@
 #include "kernels/cuda/attention_launch.h"
 #include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/device/attention_cursor.cuh"
-#include "kernels/cuda/device/attention_emit.cuh"
 #include "kernels/cuda/device/dtype.cuh"
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/mma.cuh"
@@ -56,8 +55,53 @@ __device__ __forceinline__ void LoadRows(char* tile, const Bf16* from, int64_t r
   }
 }
 
-// The warpgroup that copies: keys one step ahead of values.
-__device__ __forceinline__ void Produce(Shared& shared, SlotCursor<Bf16, kSlots> cursor) {
+// The tiles of a block, (item, KV head) each, the longest first: dealt in turn, and back, so that all blocks get about
+// as much. Both roles walk alike.
+class TileWalk {
+ public:
+  __device__ explicit TileWalk(const AttentionTensors& t, const AttentionItems& items)
+      : items_(items), kv_heads_(t.kv_heads), total_(items.count * t.kv_heads) {}
+
+  // The next tile with something to do; false: there are no more.
+  __device__ bool Next() {
+    const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+    for (; round_ * blocks < total_;) {
+      const int at = round_ * blocks + (round_ % 2 == 0 ? block : blocks - 1 - block);
+      ++round_;
+      if (at >= total_) continue;
+      item_ = items_.items + at / kv_heads_;
+      kv_ = at % kv_heads_;
+      if (item_->row_count > 0) return true;
+    }
+    return false;
+  }
+
+  __device__ const AttentionItem& item() const { return *item_; }
+  __device__ int kv() const { return kv_; }
+  __device__ SlotCursor<Bf16, kSlots> Slots() const {
+    const AttentionItem& item = *item_;
+    return SlotCursor<Bf16, kSlots>(items_.runs, item.run, item.slot, item.slots, item.causal_limit, kv_);
+  }
+
+ private:
+  const AttentionItems& items_;
+  const int kv_heads_, total_;
+  int round_ = 0, kv_ = 0;
+  const AttentionItem* item_ = nullptr;
+};
+
+// The warpgroup that copies, without a break between tiles: keys one step ahead of values.
+__device__ __forceinline__ void Produce(Shared& shared, TileWalk walk) {
+  if (!walk.Next()) return;
+  SlotCursor<Bf16, kSlots> cursor = walk.Slots();
+  auto next = [&] {
+    SlotTile<Bf16> tile = cursor.Next();
+    while (tile.slots == 0 && walk.Next()) {
+      cursor = walk.Slots();
+      tile = cursor.Next();
+    }
+    return tile;
+  };
   auto load_keys = [&](const SlotTile<Bf16>& tile, int step) {
     const int stage = step % kStages;
     WaitPhase(&shared.k_empty[stage], step / kStages % 2 ^ 1);
@@ -68,44 +112,54 @@ __device__ __forceinline__ void Produce(Shared& shared, SlotCursor<Bf16, kSlots>
     }
     ArriveAfterCopies(&shared.k_full[stage]);
   };
-  SlotTile<Bf16> tile = cursor.Next();
-  load_keys(tile, 0);
+  SlotTile<Bf16> tile = next();
+  if (tile.slots > 0) load_keys(tile, 0);
   for (int step = 0; tile.slots > 0; ++step) {
-    const SlotTile<Bf16> next = cursor.Next();
-    if (next.slots > 0) load_keys(next, step + 1);
+    const SlotTile<Bf16> following = next();
+    if (following.slots > 0) load_keys(following, step + 1);
     const int stage = step % kStages;
     WaitPhase(&shared.v_empty[stage], step / kStages % 2 ^ 1);
     LoadRows(shared.v[stage], tile.v, tile.v_row, tile.slots);
     ArriveAfterCopies(&shared.v_full[stage]);
-    tile = next;
+    tile = following;
   }
   CopyAsyncCommit();
   CopyAsyncWait<0>();
 }
 
-// A warpgroup's queries of the tile, to its half of q.
+// A query of the tile, as a row of the step and a head; `there`: the tile has so many.
+struct Query {
+  __device__ Query(const AttentionTensors& t, const AttentionItem& item, const int32_t* rows, int kv, int query)
+      : there(query < item.row_count * item.head_count),
+        i(query / item.head_count),
+        row(there ? RowOf(rows, item.rows, i) : 0),
+        head(there ? kv * (t.heads / t.kv_heads) + item.head_begin + query % item.head_count : 0) {}
+  const bool there;
+  const int i;  // row of the tile
+  const int64_t row, head;
+};
+
+// A warp's 16 queries of the tile, from `first` on, to its rows of q.
 __device__ __forceinline__ void LoadQueries(const AttentionTensors& t, const AttentionItem& item, const int32_t* rows,
-                                            int kv, int half, char* q) {
-  constexpr int kChunks = kWidth / 8;
-  const int queries = item.row_count * item.head_count;
+                                            int kv, int first, char* q) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, c = lane % 16;
+  uint4 value[8];
 #pragma unroll
-  for (int i = static_cast<int>(threadIdx.x) % kGroup; i < 64 * kChunks; i += kGroup) {
-    const int query = 64 * half + i / kChunks, c = i % kChunks;
-    const bool there = query < queries;
-    const int64_t row = there ? RowOf(rows, item.rows, query / item.head_count) : 0;
-    const int64_t head = kv * (t.heads / t.kv_heads) + item.head_begin + query % item.head_count;
-    const int64_t at = there ? row * t.q_row + head * t.q_head + 8 * c : 0;
-    uint4 value = make_uint4(0, 0, 0, 0);
+  for (int i = 0; i < 8; ++i) {
+    const Query query(t, item, rows, kv, first + 2 * i + lane / 16);
+    const int64_t at = query.row * t.q_row + query.head * t.q_head + 8 * c;
+    value[i] = make_uint4(0, 0, 0, 0);
+    if (!query.there) continue;
     if (t.q_bf16) {
-      const uint4* const from = reinterpret_cast<const uint4*>(static_cast<const Bf16*>(t.q) + at);
-      if (there) value = *from;
-    } else if (there) {
+      value[i] = *reinterpret_cast<const uint4*>(static_cast<const Bf16*>(t.q) + at);
+    } else {
       const float4* const from = reinterpret_cast<const float4*>(static_cast<const float*>(t.q) + at);
       const float4 a = from[0], b = from[1];
-      value = make_uint4(PackBf16(a.x, a.y), PackBf16(a.z, a.w), PackBf16(b.x, b.y), PackBf16(b.z, b.w));
+      value[i] = make_uint4(PackBf16(a.x, a.y), PackBf16(a.z, a.w), PackBf16(b.x, b.y), PackBf16(b.z, b.w));
     }
-    *reinterpret_cast<uint4*>(q + TileByte(query, c)) = value;
   }
+#pragma unroll
+  for (int i = 0; i < 8; ++i) *reinterpret_cast<uint4*>(q + TileByte(first + 2 * i + lane / 16, c)) = value[i];
 }
 
 // The running softmax of rows g and g + 8 of a warp, in base 2. ℓ are of the lane's own columns until the end.
@@ -184,93 +238,155 @@ __device__ __forceinline__ void Values(float (&o)[16][4], const uint32_t (&p)[8]
   for (int j = 0; j < kSlots / 16; ++j) WarpgroupAccumulate(o, p[j], MatrixDescriptor(v + j * 2048, kBlockBytes));
 }
 
+// Turns of the two computing warpgroups: while one weighs, the other's products run.
+__device__ __forceinline__ void TakeTurn(int half) { NamedBarrierWait<2 * kGroup>(3 + half); }
+__device__ __forceinline__ void GiveTurn(int half) { NamedBarrierArrive<2 * kGroup>(3 + (half ^ 1)); }
+
+// A warp's 16 queries' sums, rows g and g + 8 of it per lane: to partial rows, or normalised to the output. `q`: the
+// warp's rows of the queries, which are done with, serve to turn bf16 results into rows.
+__device__ __forceinline__ void Finish(const AttentionTensors& t, const AttentionItem& item, const int32_t* rows,
+                                       int kv, int first, char* q, const float (&o)[16][4], const Running& running) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, g = lane / 4, two = 2 * (lane % 4);
+  const bool through_shared = item.partial < 0 && t.out_bf16;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float memory = WarpSum<4>(running.memory[half]), rest = WarpSum<4>(running.rest[half]);
+    const SoftmaxState<float> all{running.m[half] * kLn2, memory + rest};
+    const Query query(t, item, rows, kv, first + g + 8 * half);
+    const float inverse = item.partial < 0 ? InverseSum(all) : 1.0f;
+    if (through_shared) {
+#pragma unroll
+      for (int n = 0; n < 16; ++n) {
+        *reinterpret_cast<uint32_t*>(q + TileByte(first + g + 8 * half, n) + 2 * two) =
+            PackBf16(o[n][2 * half] * inverse, o[n][2 * half + 1] * inverse);
+      }
+    }
+    if (!query.there) continue;
+    const int64_t place = static_cast<int64_t>(item.partial + query.i) * t.heads + query.head;
+    if (!through_shared) {
+      float* const out = item.partial < 0 ? static_cast<float*>(t.out) + query.row * t.out_row + query.head * t.out_head
+                                          : t.partial_o + place * kWidth;
+#pragma unroll
+      for (int n = 0; n < 16; ++n) {
+        *reinterpret_cast<float2*>(out + 8 * n + two) =
+            make_float2(o[n][2 * half] * inverse, o[n][2 * half + 1] * inverse);
+      }
+    }
+    if (two != 0) continue;
+    if (item.partial >= 0) {
+      float* const state = t.partial_state + place * 3;
+      state[0] = all.m;
+      state[1] = memory;
+      state[2] = rest;
+    } else {
+      if (t.lse) t.lse[query.row * t.lse_row + query.head * t.lse_head] = LogSumExp(all);
+      if (t.mass) t.mass[query.row * t.heads + query.head] = memory * inverse;
+    }
+  }
+  if (!through_shared) return;
+  __syncwarp();
+  const int c = lane % 16;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int at = first + 2 * i + lane / 16;
+    const Query query(t, item, rows, kv, at);
+    if (!query.there) continue;
+    *reinterpret_cast<uint4*>(static_cast<Bf16*>(t.out) + query.row * t.out_row + query.head * t.out_head + 8 * c) =
+        *reinterpret_cast<const uint4*>(q + TileByte(at, c));
+  }
+}
+
 // A warpgroup that computes: 64 queries. Scores of a step and values of the step before are under way together.
-__device__ __forceinline__ void Consume(Shared& shared, const AttentionTensors& t, const AttentionItem& item,
-                                        const int32_t* rows, int kv, int half, SlotCursor<Bf16, kSlots> cursor) {
+__device__ __forceinline__ void Consume(Shared& shared, const AttentionTensors& t, const int32_t* rows, int half,
+                                        TileWalk walk) {
   const int tid = static_cast<int>(threadIdx.x) % kGroup, lane = tid % kWarp;
   const int g = lane / 4, two = 2 * (lane % 4), first_query = 64 * half + 16 * (tid / kWarp);
-  const int tile_row[2] = {(first_query + g) / item.head_count, (first_query + g + 8) / item.head_count};
   const float scale = t.scale * kLog2E;
   const char* const q = shared.q + half * 64 * 128;
-  LoadQueries(t, item, rows, kv, half, shared.q);
-  FenceForTensorCores();
-  WarpgroupBarrier(1 + half);
+  if (half == 1) GiveTurn(1);
+  int step = 0;  // over all tiles
+  while (walk.Next()) {
+    const AttentionItem item = walk.item();
+    SlotCursor<Bf16, kSlots> cursor = walk.Slots();
+    const int tile_row[2] = {(first_query + g) / item.head_count, (first_query + g + 8) / item.head_count};
+    LoadQueries(t, item, rows, walk.kv(), first_query, shared.q);
+    FenceForTensorCores();
+    WarpgroupBarrier(1 + half);
 
-  float s[16][4], o[16][4];
+    float s[16][4], o[16][4];
 #pragma unroll
-  for (int n = 0; n < 16; ++n) {
+    for (int n = 0; n < 16; ++n) {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) s[n][e] = o[n][e] = 0.0f;
-  }
-  uint32_t p[8][4];
-  Running running;
-  SlotTile<Bf16> tile = cursor.Next();
-  WaitPhase(&shared.k_full[0], 0);
-  FenceForTensorCores();
-  WarpgroupBegin();
-  Scores(s, q, shared.k[0]);
-  WarpgroupCommit();
-  WarpgroupWait<0>();
-  HoldSums(s);
-  Weigh(s, running, tile, shared.beta[0], scale, tile_row, two);
-  if (lane == 0) Arrive(&shared.k_empty[0]);
-  Pack(s, p);
-  int step = 1;
-  for (tile = cursor.Next(); tile.slots > 0; tile = cursor.Next(), ++step) {
-    const int stage = step % kStages, before = (step - 1) % kStages;
-    WaitPhase(&shared.k_full[stage], step / kStages % 2);
+      for (int e = 0; e < 4; ++e) s[n][e] = o[n][e] = 0.0f;
+    }
+    uint32_t p[8][4];
+    Running running;
+    SlotTile<Bf16> tile = cursor.Next();
+    TakeTurn(half);
+    WaitPhase(&shared.k_full[step % kStages], step / kStages % 2);
     FenceForTensorCores();
     WarpgroupBegin();
-    Scores(s, q, shared.k[stage]);
+    Scores(s, q, shared.k[step % kStages]);
     WarpgroupCommit();
-    WaitPhase(&shared.v_full[before], (step - 1) / kStages % 2);
-    FenceForTensorCores();
-    Values(o, p, shared.v[before]);
-    WarpgroupCommit();
-    WarpgroupWait<1>();
+    GiveTurn(half);
+    WarpgroupWait<0>();
     HoldSums(s);
-    const float2 factor = Weigh(s, running, tile, shared.beta[stage], scale, tile_row, two);
-    if (lane == 0) Arrive(&shared.k_empty[stage]);
+    Weigh(s, running, tile, shared.beta[step % kStages], scale, tile_row, two);
+    __syncwarp();  // every lane has read its biases
+    if (lane == 0) Arrive(&shared.k_empty[step % kStages]);
+    Pack(s, p);
+    ++step;
+    for (tile = cursor.Next(); tile.slots > 0; tile = cursor.Next(), ++step) {
+      const int stage = step % kStages, before = (step - 1) % kStages;
+      TakeTurn(half);
+      WaitPhase(&shared.k_full[stage], step / kStages % 2);
+      FenceForTensorCores();
+      WarpgroupBegin();
+      Scores(s, q, shared.k[stage]);
+      WarpgroupCommit();
+      WaitPhase(&shared.v_full[before], (step - 1) / kStages % 2);
+      FenceForTensorCores();
+      Values(o, p, shared.v[before]);
+      WarpgroupCommit();
+      GiveTurn(half);
+      WarpgroupWait<1>();
+      HoldSums(s);
+      const float2 factor = Weigh(s, running, tile, shared.beta[stage], scale, tile_row, two);
+      __syncwarp();  // every lane has read its biases
+      if (lane == 0) Arrive(&shared.k_empty[stage]);
+      WarpgroupWait<0>();
+      HoldSums(o);
+      if (lane == 0) Arrive(&shared.v_empty[before]);
+      if (__any_sync(kFullWarp, factor.x != 1.0f || factor.y != 1.0f)) {
+#pragma unroll
+        for (int n = 0; n < 16; ++n) {
+          o[n][0] *= factor.x;
+          o[n][1] *= factor.x;
+          o[n][2] *= factor.y;
+          o[n][3] *= factor.y;
+        }
+      }
+      Pack(s, p);
+    }
+    const int last = (step - 1) % kStages;
+    WaitPhase(&shared.v_full[last], (step - 1) / kStages % 2);
+    FenceForTensorCores();
+    WarpgroupBegin();
+    Values(o, p, shared.v[last]);
+    WarpgroupCommit();
     WarpgroupWait<0>();
     HoldSums(o);
-    if (lane == 0) Arrive(&shared.v_empty[before]);
-#pragma unroll
-    for (int n = 0; n < 16; ++n) {
-      o[n][0] *= factor.x;
-      o[n][1] *= factor.x;
-      o[n][2] *= factor.y;
-      o[n][3] *= factor.y;
-    }
-    Pack(s, p);
+    if (lane == 0) Arrive(&shared.v_empty[last]);
+    Finish(t, item, rows, walk.kv(), first_query, shared.q, o, running);
+    __syncwarp();  // the warp's rows of q are free
   }
-  WaitPhase(&shared.v_full[(step - 1) % kStages], (step - 1) / kStages % 2);
-  FenceForTensorCores();
-  WarpgroupBegin();
-  Values(o, p, shared.v[(step - 1) % kStages]);
-  WarpgroupCommit();
-  WarpgroupWait<0>();
-  HoldSums(o);
-
-#pragma unroll
-  for (int row = 0; row < 2; ++row) {
-    const float memory = WarpSum<4>(running.memory[row]), rest = WarpSum<4>(running.rest[row]);
-    const int query = first_query + g + 8 * row;
-    if (query >= item.row_count * item.head_count) continue;
-#pragma unroll
-    for (int n = 0; n < 16; ++n) {
-      Emit(t, item, rows, kv, query, 8 * n + two, o[n][2 * row], o[n][2 * row + 1], {running.m[row] * kLn2, memory},
-           rest);
-    }
-  }
+  if (half == 0) TakeTurn(0);
 }
 
 __global__ void __launch_bounds__(3 * kGroup, 1) AttentionWgmma(const AttentionTensors t, const AttentionItems items) {
   extern __shared__ float4 attention_shared[];
   const uintptr_t base = (reinterpret_cast<uintptr_t>(attention_shared) + 1023) / 1024 * 1024;
   Shared& shared = *reinterpret_cast<Shared*>(base);
-  const int kv = static_cast<int>(blockIdx.x) / items.count;
-  const AttentionItem item = items.items[static_cast<int>(blockIdx.x) % items.count];
-  const SlotCursor<Bf16, kSlots> cursor(items.runs, item.run, item.slot, item.slots, item.causal_limit, kv);
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
       InitBarrier(&shared.k_full[s], kGroup);
@@ -280,22 +396,27 @@ __global__ void __launch_bounds__(3 * kGroup, 1) AttentionWgmma(const AttentionT
     }
     FenceBarrierInit();
   }
+  WaitForPreviousKernel();
+  LetNextKernelStart();
   __syncthreads();
+  const TileWalk walk(t, items);
   if (threadIdx.x < kGroup) {
     GiveRegisters<40>();
-    Produce(shared, cursor);
+    Produce(shared, walk);
   } else {
     TakeRegisters<232>();
-    Consume(shared, t, item, items.rows, kv, static_cast<int>(threadIdx.x) / kGroup - 1, cursor);
+    Consume(shared, t, items.rows, static_cast<int>(threadIdx.x) / kGroup - 1, walk);
   }
 }
 
 }  // namespace
 
-void LaunchAttentionTall(const AttentionTensors& tensors, const AttentionItems& items, cudaStream_t stream) {
+void LaunchAttentionTall(const AttentionTensors& tensors, const AttentionItems& items, int multiprocessors,
+                         cudaStream_t stream) {
   if (items.count == 0) return;
-  LaunchKernel(AttentionWgmma, static_cast<unsigned>(items.count * tensors.kv_heads), 3 * kGroup, kBytes, stream,
-               tensors, items);
+  const int64_t tiles = static_cast<int64_t>(items.count) * tensors.kv_heads;
+  LaunchKernelEarly(AttentionWgmma, static_cast<unsigned>(tiles < multiprocessors ? tiles : multiprocessors),
+                    3 * kGroup, kBytes, stream, tensors, items);
 }
 
 }  // namespace stillhouse::cuda

@@ -1,5 +1,6 @@
 #include "kernels/cuda/cuda_device.h"
 
+#include "kernels/cuda/attention_state.h"
 #include "kernels/cuda/cuda_check.h"
 
 namespace stillhouse::cuda {
@@ -30,7 +31,10 @@ Device::Device(int ordinal, cudaStream_t stream, CudaStorage storage, const cuda
       storage_(storage),
       multiprocessors_(properties.multiProcessorCount),
       shared_bytes_per_block_(static_cast<int>(properties.sharedMemPerBlockOptin)),
-      staging_(stream, kStagingBytes) {}
+      staging_(stream, kStagingBytes) {
+  Use();
+  attention_ = std::make_unique<AttentionState>(stream);
+}
 
 Device::~Device() {
   Use();

@@ -5,6 +5,7 @@
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
 
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -22,6 +23,7 @@
 
 namespace stillhouse::cuda {
 
+class AttentionState;
 class Device;
 
 // What a thread records its launches into (Backend::Record): its launches go to the recording's stream, its buffers
@@ -66,6 +68,7 @@ class Device {
   // Shared memory that one block may ask for (cudaFuncAttributeMaxDynamicSharedMemorySize).
   int shared_bytes_per_block() const { return shared_bytes_per_block_; }
   PinnedRing& staging() { return staging_; }
+  AttentionState& attention() { return *attention_; }
 
   // Runs body(handle) with the cuBLAS handle on the stream; a handle serves one thread at a time. Recordings have a
   // handle of their own, whose workspace stays where it is.
@@ -86,6 +89,7 @@ class Device {
   int multiprocessors_;
   int shared_bytes_per_block_;
   PinnedRing staging_;
+  std::unique_ptr<AttentionState> attention_;
   std::mutex cublas_mutex_;
   cublasHandle_t cublas_ = nullptr;
   cublasHandle_t recording_cublas_ = nullptr;

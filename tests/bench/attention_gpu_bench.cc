@@ -46,19 +46,17 @@ Tensor Random(Backend& backend, DType dtype, const Shape& shape) {
   return t;
 }
 
-// Median seconds of one call. Short ones in a graph of `calls`, so that no gap between launches counts; long ones (one
-// call) as they are.
+// Median seconds of one call. Short ones recorded `calls` at a time, so that no gap between launches counts; long ones
+// (one call) as they are.
 double Time(Backend& backend, int calls, const std::function<void(int)>& body) {
   auto stream = static_cast<cudaStream_t>(backend.stream());
   for (int i = 0; i < calls; ++i) body(i);
   backend.Synchronize();
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t replay = nullptr;
+  std::unique_ptr<RecordedWork> recorded;
   if (calls > 1) {
-    STILLHOUSE_CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    for (int i = 0; i < calls; ++i) body(i);
-    STILLHOUSE_CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
-    STILLHOUSE_CUDA_CHECK(cudaGraphInstantiate(&replay, graph, 0));
+    recorded = backend.Record([&] {
+      for (int i = 0; i < calls; ++i) body(i);
+    });
   }
   cudaEvent_t begin, end;
   STILLHOUSE_CUDA_CHECK(cudaEventCreate(&begin));
@@ -67,8 +65,8 @@ double Time(Backend& backend, int calls, const std::function<void(int)>& body) {
   float total = 0.0f;
   for (int i = 0; i < 3 || (total < 150.0f && i < 200); ++i) {
     STILLHOUSE_CUDA_CHECK(cudaEventRecord(begin, stream));
-    if (replay) {
-      STILLHOUSE_CUDA_CHECK(cudaGraphLaunch(replay, stream));
+    if (recorded) {
+      recorded->Run();
     } else {
       body(0);
     }
@@ -79,8 +77,6 @@ double Time(Backend& backend, int calls, const std::function<void(int)>& body) {
     total += ms;
     if (i > 0) times.push_back(ms);
   }
-  if (replay) STILLHOUSE_CUDA_CHECK(cudaGraphExecDestroy(replay));
-  if (graph) STILLHOUSE_CUDA_CHECK(cudaGraphDestroy(graph));
   std::sort(times.begin(), times.end());
   return 1e-3 * static_cast<double>(times[times.size() / 2]) / calls;
 }
@@ -188,6 +184,12 @@ int Main() {
   Run(backend, {"decode, B=64, 2048 shared slots, bf16", 32, 8, 128, bf16, {2048}, Repeat(64, 1, true)});
   Run(backend, {"decode, B=1, 2048 slots, bf16", 32, 8, 128, bf16, {2048}, Repeat(1, 1, true)});
   Run(backend, {"decode, B=1, 131072 slots, bf16", 32, 8, 128, bf16, {131072}, Repeat(1, 1, true)});
+  // A served batch: one memory, and pages of each sequence's own.
+  std::vector<int64_t> memory_and_pages(65, 192);
+  memory_and_pages[0] = 2048;
+  std::vector<std::pair<int64_t, std::vector<int32_t>>> served;
+  for (int32_t i = 0; i < 64; ++i) served.push_back({1, {0, i + 1}});
+  Run(backend, {"decode, B=64, 2048 shared and 192 private slots, bf16", 32, 8, 128, bf16, memory_and_pages, served});
   for (int64_t rows : {2048, 8192, 32768}) {
     const std::string name = "prefill, " + std::to_string(rows) + " rows, bf16";
     Run(backend, {name.c_str(), 32, 8, 128, bf16, {}, {{rows, {}}}, true, true});
@@ -195,6 +197,8 @@ int Main() {
   // The default model: 9 heads on 3, width 64, f32.
   Run(backend, {"decode, B=1, 2048 slots, f32, small model", 9, 3, 64, f32, {2048}, Repeat(1, 1, true)});
   Run(backend, {"decode, B=16, 512 shared slots, f32, small model", 9, 3, 64, f32, {512}, Repeat(16, 1, true)});
+  Run(backend,
+      {"decode, B=64, 2048 shared and 192 private slots, f32, small model", 9, 3, 64, f32, memory_and_pages, served});
   Run(backend,
       {"decode, B=64, 2048 private slots, f32, small model", 9, 3, 64, f32, private_memories, Repeat(64, 1, false)});
   Run(backend, {"prefill, 2048 rows, f32, small model", 9, 3, 64, f32, {}, {{2048, {}}}});

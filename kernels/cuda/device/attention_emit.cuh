@@ -7,6 +7,7 @@
 #include "kernels/cuda/attention_launch.h"
 #include "kernels/cuda/device/attention_cursor.cuh"
 #include "kernels/cuda/device/dtype.cuh"
+#include "kernels/cuda/device/mma.cuh"
 #include "kernels/ops/softmax_state.h"
 
 namespace stillhouse::cuda {
@@ -42,8 +43,12 @@ __device__ __forceinline__ void Emit(const AttentionTensors& t, const AttentionI
   const int64_t at = row * t.out_row + head * t.out_head + column;
   if (t.out_bf16) {
     __nv_bfloat16* const out = static_cast<__nv_bfloat16*>(t.out) + at;
-    if (column < t.width) out[0] = FromFloat<__nv_bfloat16>(a);
-    if (column + 1 < t.width) out[1] = FromFloat<__nv_bfloat16>(b);
+    if (t.out_vector) {
+      if (column < t.width) *reinterpret_cast<uint32_t*>(out) = PackBf16(a, b);
+    } else {
+      if (column < t.width) out[0] = FromFloat<__nv_bfloat16>(a);
+      if (column + 1 < t.width) out[1] = FromFloat<__nv_bfloat16>(b);
+    }
   } else {
     float* const out = static_cast<float*>(t.out) + at;
     if (t.out_vector) {

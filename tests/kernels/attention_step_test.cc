@@ -1,0 +1,121 @@
+// Attention of decode steps: one plan for all layers, against the fp64 reference of each.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "kernels/ops/fused.h"
+#include "tests/kernels/attention_reference.h"
+
+namespace stillhouse::testing {
+namespace {
+
+constexpr int64_t kLayers = 2;
+
+struct StepShape {
+  int64_t heads, kv_heads, width;
+  std::vector<SegmentShape> segments;
+  std::vector<std::pair<int64_t, std::vector<int32_t>>> sequences;
+};
+
+// `rows` rows on one memory, each with as many private slots as its number says.
+StepShape Served(int64_t heads, int64_t kv_heads, int64_t width, int64_t memory, int rows, int64_t pages) {
+  StepShape shape{heads, kv_heads, width, {{memory, true, true}}, {}};
+  for (int r = 0; r < rows; ++r) {
+    std::vector<int32_t> list = {0};
+    if (pages > 0 && r % 4 != 3) {
+      list.push_back(static_cast<int32_t>(shape.segments.size()));
+      shape.segments.push_back({pages + r, false, false});
+    }
+    shape.sequences.push_back({1, list});
+  }
+  return shape;
+}
+
+// Values of all layers, [layers, ...], as they are stored; rounded in place.
+Tensor Stored(const Context& ctx, std::vector<Doubles*> layers, const Shape& shape, bool bf16) {
+  Shape all = shape;
+  all.insert(all.begin(), static_cast<int64_t>(layers.size()));
+  std::vector<float> values;
+  std::vector<uint16_t> bits;
+  for (Doubles* layer : layers) {
+    for (double& v : *layer) {
+      auto f = static_cast<float>(v);
+      if (bf16) {
+        uint32_t u;
+        std::memcpy(&u, &f, sizeof(u));
+        u = (u + 0x7fff + ((u >> 16) & 1)) & 0xffff0000u;
+        std::memcpy(&f, &u, sizeof(u));
+        bits.push_back(static_cast<uint16_t>(u >> 16));
+      }
+      v = static_cast<double>(f);
+      values.push_back(f);
+    }
+  }
+  const Tensor t = ctx.Empty(bf16 ? DType::kBF16 : DType::kF32, all);
+  ctx.backend->Upload(bf16 ? static_cast<const void*>(bits.data()) : values.data(), t);
+  return t;
+}
+
+void ExpectStep(std::mt19937& rng, const StepShape& shape, bool bf16) {
+  SCOPED_TRACE(::testing::Message() << shape.sequences.size() << " sequences, " << shape.heads << "/" << shape.kv_heads
+                                    << ", " << shape.width << ", bf16 " << bf16);
+  const Context ctx = TestContext();
+  const FusedKernels& fused = ctx.backend->fused();
+  std::vector<AttentionProblem> layers;
+  for (int64_t l = 0; l < kLayers; ++l) {
+    layers.push_back(MakeProblem(rng, shape.heads, shape.kv_heads, shape.width, shape.segments, shape.sequences));
+  }
+  std::vector<KvLayers> segments;
+  for (size_t s = 0; s < shape.segments.size(); ++s) {
+    std::vector<Doubles*> k, v, beta;
+    for (AttentionProblem& p : layers) {
+      k.push_back(&p.segments[s].k);
+      v.push_back(&p.segments[s].v);
+      beta.push_back(&p.segments[s].beta);
+    }
+    const Shape of_layer = {shape.kv_heads, shape.segments[s].slots, shape.width};
+    const Tensor keys = Stored(ctx, k, of_layer, bf16), values = Stored(ctx, v, of_layer, bf16);
+    KvLayers all{keys.Select(0, 0),       values.Select(0, 0), Tensor(), keys.stride(0), values.stride(0), 0,
+                 shape.segments[s].memory};
+    if (shape.segments[s].beta) {
+      const Tensor biases = Stored(ctx, beta, {shape.kv_heads, shape.segments[s].slots}, false);
+      all.beta = biases.Select(0, 0);
+      all.beta_stride = biases.stride(0);
+    }
+    segments.push_back(all);
+  }
+  AttentionStep step;
+  fused.PlanAttentionStep(
+      *ctx.backend, {&segments, &layers[0].sequences, kLayers, shape.heads, shape.kv_heads, shape.width, bf16, &step});
+  const Tensor bytes = ctx.Empty(DType::kU8, {static_cast<int64_t>(step.bytes.size())});
+  ctx.backend->Upload(step.bytes.data(), bytes);
+  Tensor tables;
+  fused.AttentionStepTables(*ctx.backend, {step.sizes, bytes, &tables});
+  const double tolerance = bf16 ? 8e-3 : kForwardTolerance;
+  for (int64_t l = 0; l < kLayers; ++l) {
+    const AttentionTensors t = ToTensors(ctx, layers[l], false);
+    const Tensor out = PoisonedEmpty(ctx, {layers[l].rows, shape.heads, shape.width});
+    const Tensor mass = PoisonedEmpty(ctx, {layers[l].rows});
+    fused.AttentionOfStep(
+        *ctx.backend, {step.sizes, bytes, tables, l, t.q, t.k, t.v, static_cast<float>(layers[l].scale), out, mass});
+    const AttentionResult want = ReferenceAttention(layers[l]);
+    EXPECT_LE(RelativeError(out, want.out), tolerance) << l;
+    EXPECT_LE(RelativeError(mass, want.stored_mass), tolerance) << l;
+  }
+}
+
+TEST(AttentionStep, MatchesReference) {
+  if (!TestContext().backend->fused().AttentionOfStep) GTEST_SKIP() << "composed on this backend";
+  std::mt19937 rng = TestRng(41);
+  for (bool bf16 : {false, true}) {
+    ExpectStep(rng, Served(9, 3, 64, 700, 1, 0), bf16);
+    ExpectStep(rng, Served(9, 3, 64, 300, 5, 20), bf16);
+    ExpectStep(rng, Served(9, 3, 64, 130, 30, 3), bf16);
+    ExpectStep(rng, Served(8, 2, 128, 900, 1, 5), bf16);
+    ExpectStep(rng, Served(8, 2, 128, 300, 40, 0), bf16);
+    ExpectStep(rng, Served(8, 2, 128, 520, 40, 10), bf16);
+  }
+}
+
+}  // namespace
+}  // namespace stillhouse::testing
