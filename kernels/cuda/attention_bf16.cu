@@ -31,13 +31,14 @@ constexpr float kLn2 = 0.6931471805599453f;
 template <int kWidth, bool kWide>
 struct Layout {
   static constexpr int kThreads = kWarps * kWarp;
+  static constexpr int kQueries = kWide ? kAttentionWide : kAttentionNarrowBf16;
   static constexpr int kWarpSlots = kWide ? kStep : kStep / kWarps;
   static constexpr int kStages = kWide || kWidth == 256 ? 2 : 3;
   static constexpr int kTileBytes = kStep * kWidth * 2;
   static constexpr int kStageBytes = 2 * kTileBytes + kStep * 4;  // k, v, beta
   static constexpr int kStateFloats = 3;
   static constexpr int kMergeBytes = kWide ? 0 : kWarps * kAttentionNarrowBf16 * (kWidth + kStateFloats) * 4;
-  static constexpr int kBytes = std::max(kStages * kStageBytes, kMergeBytes);
+  static constexpr int kBytes = std::max(kStages * kStageBytes + kQueries * kWidth * 2, kMergeBytes);
 };
 
 // Where the 16 bytes of columns [8·chunk, 8·chunk + 8) of a row lie in a tile: rotated by the row, so that the eight
@@ -90,6 +91,40 @@ __device__ __forceinline__ void LoadStage(char* stage, const SlotTile<Bf16>& til
   CopyAsyncCommit();
 }
 
+// The tile's queries as bf16, 16 bytes of a row at a time; those that are not there are zero.
+template <int kWidth, int kQueries>
+__device__ __forceinline__ void LoadQueries(char* tile, const AttentionTensors& t, const AttentionItem& item,
+                                            const int32_t* rows, int kv) {
+  constexpr int kChunks = kWidth / 8;
+  const int queries = item.row_count * item.head_count, first_head = kv * (t.heads / t.kv_heads) + item.head_begin;
+#pragma unroll 2
+  for (int i = static_cast<int>(threadIdx.x); i < kQueries * kChunks; i += kThreads) {
+    const int query = i / kChunks, column = i % kChunks * 8;
+    uint4 value = make_uint4(0, 0, 0, 0);
+    if (query < queries && column < t.width) {
+      const int64_t at = RowOf(rows, item.rows, query / item.head_count) * t.q_row +
+                         (first_head + query % item.head_count) * t.q_head + column;
+      if (t.q_vector && t.q_bf16) {
+        value = *reinterpret_cast<const uint4*>(static_cast<const Bf16*>(t.q) + at);
+      } else if (t.q_vector && column + 8 <= t.width) {
+        const float4* const from = reinterpret_cast<const float4*>(static_cast<const float*>(t.q) + at);
+        const float4 a = from[0], b = from[1];
+        value = make_uint4(PackBf16(a.x, a.y), PackBf16(a.z, a.w), PackBf16(b.x, b.y), PackBf16(b.z, b.w));
+      } else {
+        uint32_t pairs[4] = {};
+        for (int e = 0; e < 8; ++e) {
+          if (column + e >= t.width) break;
+          const float x =
+              t.q_bf16 ? ToFloat(static_cast<const Bf16*>(t.q)[at + e]) : static_cast<const float*>(t.q)[at + e];
+          pairs[e / 2] |= PackBf16(x, 0.0f) << (e % 2 * 16);
+        }
+        value = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+      }
+    }
+    *reinterpret_cast<uint4*>(tile + TileByte<kWidth>(query, i % kChunks)) = value;
+  }
+}
+
 template <int kWidth, bool kWide, int kInline>
 __global__ void __launch_bounds__(kThreads)
     AttentionBf16(const AttentionTensors t, const AttentionItems where, const AttentionMerging merging,
@@ -113,50 +148,17 @@ __global__ void __launch_bounds__(kThreads)
   SlotCursor<Bf16, kStep> cursor = loads;
   WaitForPreviousKernel();
   LetNextKernelStart();
-#pragma unroll
+#pragma unroll 1  // code that runs once is fetched once: short is fast
   for (int s = 0; s < L::kStages - 1; ++s) LoadStage<kWidth>(shared + s * L::kStageBytes, loads.Next(), t.width);
 
-  // Queries, as the left operand. Loads without a branch between them are under way together.
+  // Queries, as the left operand.
+  char* const query_tile = shared + L::kStages * L::kStageBytes;
+  LoadQueries<kWidth, L::kQueries>(query_tile, t, item, items.rows, kv);
+  __syncthreads();
   uint32_t q[kDepth][4];
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int query = first_query + g + 8 * half;
-    const bool there = query < queries;
-    const int64_t row = there ? RowOf(items.rows, item.rows, query / item.head_count) : 0;
-    const int64_t head = kv * group + item.head_begin + query % item.head_count;
-    const int64_t at = there ? row * t.q_row + head * t.q_head : 0;
-    const int width = there ? t.width : 0;
-    if (t.q_vector && t.q_bf16) {
-#pragma unroll
-      for (int i = 0; i < 2 * kDepth; ++i) {
-        const int column = 8 * i + two;
-        const uint32_t* const from = reinterpret_cast<const uint32_t*>(static_cast<const Bf16*>(t.q) + at + column);
-        q[i / 2][i % 2 * 2 + half] = column < width ? *from : 0u;
-      }
-    } else if (t.q_vector) {
-      float2 pairs[2 * kDepth];
-#pragma unroll
-      for (int i = 0; i < 2 * kDepth; ++i) {
-        const int column = 8 * i + two;
-        const float2* const from = reinterpret_cast<const float2*>(static_cast<const float*>(t.q) + at + column);
-        pairs[i] = column < width ? *from : make_float2(0.0f, 0.0f);
-      }
-#pragma unroll
-      for (int i = 0; i < 2 * kDepth; ++i) q[i / 2][i % 2 * 2 + half] = PackBf16(pairs[i].x, pairs[i].y);
-    } else {
-#pragma unroll
-      for (int i = 0; i < 2 * kDepth; ++i) {
-        float pair[2] = {};
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          const int column = 8 * i + two + e;
-          if (column >= width) continue;
-          pair[e] = t.q_bf16 ? ToFloat(static_cast<const Bf16*>(t.q)[at + column])
-                             : static_cast<const float*>(t.q)[at + column];
-        }
-        q[i / 2][i % 2 * 2 + half] = PackBf16(pair[0], pair[1]);
-      }
-    }
+  for (int d = 0; d < kDepth; ++d) {
+    LoadMatrices(q[d], query_tile + TileByte<kWidth>(first_query + lane % 16, 2 * d + lane / 16));
   }
 
   // Running softmax of rows g and g + 8, in base 2. A lane's ℓ are of its own columns until the end.
