@@ -43,7 +43,7 @@ struct Layout {
 
 template <int kWidth, bool kWide, int kInline>
 __global__ void __launch_bounds__(Layout<kWidth, kWide>::kThreads)
-    AttentionF32(const AttentionTensors t, const AttentionItems where, const AttentionMerging merging,
+    AttentionF32(const AttentionTensors t, const AttentionItems where, const AttentionMerging where_merged,
                  const __grid_constant__ InlineTables<kInline> tables) {
   using L = Layout<kWidth, kWide>;
   extern __shared__ float4 attention_shared[];
@@ -98,6 +98,10 @@ __global__ void __launch_bounds__(Layout<kWidth, kWide>::kThreads)
     memory_sum[i] = 0.0f;
     rest_sum[i] = 0.0f;
   }
+
+  const bool finishes = !kWide && item.partial >= 0 && where_merged.arrived != nullptr;
+  const AttentionMerging merging = Resolve(where_merged, tables);
+  RowFinisher<kWidth, L::kThreads, L::kQueries> finisher(t, item, items.rows, merging, kv, finishes);
 
   const int depth = (t.width + 3) / 4 * 4;
   const int score_row = tid / L::kScoreThreads * L::kRows, score_column = tid % L::kScoreThreads;
@@ -250,9 +254,7 @@ __global__ void __launch_bounds__(Layout<kWidth, kWide>::kThreads)
     }
   }
   if constexpr (!kWide) {
-    if (item.partial >= 0 && merging.arrived) {
-      FinishRows<kWidth, L::kThreads, L::kQueries>(t, item, items.rows, Resolve(merging, tables), kv);
-    }
+    if (finishes) finisher.Finish(t, item, merging, kv);
   }
 }
 

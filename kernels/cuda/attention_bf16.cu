@@ -127,7 +127,7 @@ __device__ __forceinline__ void LoadQueries(char* tile, const AttentionTensors& 
 
 template <int kWidth, bool kWide, int kInline>
 __global__ void __launch_bounds__(kThreads)
-    AttentionBf16(const AttentionTensors t, const AttentionItems where, const AttentionMerging merging,
+    AttentionBf16(const AttentionTensors t, const AttentionItems where, const AttentionMerging where_merged,
                   const __grid_constant__ InlineTables<kInline> tables) {
   using L = Layout<kWidth, kWide>;
   constexpr int kScoreTiles = L::kWarpSlots / 8, kWidthTiles = kWidth / 8, kDepth = kWidth / 16;
@@ -154,6 +154,9 @@ __global__ void __launch_bounds__(kThreads)
   // Queries, as the left operand.
   char* const query_tile = shared + L::kStages * L::kStageBytes;
   LoadQueries<kWidth, L::kQueries>(query_tile, t, item, items.rows, kv);
+  const bool finishes = !kWide && item.partial >= 0 && where_merged.arrived != nullptr;
+  const AttentionMerging merging = Resolve(where_merged, tables);
+  RowFinisher<kWidth, kThreads, kAttentionNarrowBf16> finisher(t, item, items.rows, merging, kv, finishes);
   __syncthreads();
   uint32_t q[kDepth][4];
 #pragma unroll
@@ -304,9 +307,7 @@ __global__ void __launch_bounds__(kThreads)
       }
       Emit(t, item, items.rows, kv, query, column, a, b, memory, rest.l);
     }
-    if (item.partial >= 0 && merging.arrived) {
-      FinishRows<kWidth, kThreads, kAttentionNarrowBf16>(t, item, items.rows, Resolve(merging, tables), kv);
-    }
+    if (finishes) finisher.Finish(t, item, merging, kv);
   }
 }
 

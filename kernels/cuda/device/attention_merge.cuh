@@ -36,6 +36,9 @@ class MergedRow {
   static constexpr int kHalves = kWarp / kLanes;
   static constexpr int kChunks = kWidth <= 128 ? 1 : kWidth / 128;
 
+  // Which of the warp's halves the lane is in.
+  __device__ int half() const { return half_; }
+
   __device__ explicit MergedRow(int width)
       : width_(width),
         lane_(static_cast<int>(threadIdx.x) % kWarp),
@@ -48,14 +51,16 @@ class MergedRow {
   // Partial rows partials[begin], [begin + stride], … below `end`; once, and before AddOwn. 32 at a time: their states
   // are read by one lane each, then their sums, several under way together. Others may have written them in this
   // launch.
+  // `first`: what the lane's first entry of the list is, where it is known.
   __device__ void AddPartials(const AttentionTensors& t, const int32_t* partials, int begin, int end, int stride,
-                              int head) {
+                              int head, int32_t first = -1) {
     constexpr int kBatch = 8 / kChunks;
     const bool vector = width_ % 4 == 0;
     for (; begin < end; begin += stride * kWarp) {
       const int mine = begin + lane_ * stride;
       const bool there = mine < end;
-      const int64_t place = there ? static_cast<int64_t>(partials[mine]) * t.heads + head : 0;
+      const int64_t place = there ? static_cast<int64_t>(first >= 0 ? first : partials[mine]) * t.heads + head : 0;
+      first = -1;
       SoftmaxState<float> own;
       float own_rest = 0.0f;
       if (there) {
@@ -69,12 +74,12 @@ class MergedRow {
       rest_ = {top, shrink * rest_.l + WarpSum(weight * own_rest)};
       Scale(shrink);
       const int count = min(kWarp, (end - begin + stride - 1) / stride);
-      for (int first = 0; first < count; first += kBatch * kHalves) {
+      for (int batch = 0; batch < count; batch += kBatch * kHalves) {
         float w[kBatch];
         float4 value[kBatch][kChunks];
 #pragma unroll
         for (int b = 0; b < kBatch; ++b) {
-          const int i = first + b * kHalves + half_;
+          const int i = batch + b * kHalves + half_;
           w[b] = __shfl_sync(kFullWarp, weight, i % kWarp);
           const float* const other = t.partial_o + __shfl_sync(kFullWarp, place, i % kWarp) * width_;
 #pragma unroll
@@ -91,43 +96,48 @@ class MergedRow {
     }
   }
 
+  // One own row of a head: its logit, and the lane's columns of its value. Halves may take different ones.
+  struct OwnRow {
+    float logit = -INFINITY;
+    float4 v[kChunks] = {};
+  };
+
+  // Row `own` of the step, seen by row `row`; −inf and 0 where it is not `there`. The whole warp takes part.
+  __device__ OwnRow ReadOwn(const AttentionTensors& t, const AttentionMerging& merging, int64_t row, int64_t own,
+                            int head, bool there) const {
+    const int64_t kv = head / (t.heads / t.kv_heads);
+    OwnRow result;
+    float dot = 0.0f;
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      if (!there) continue;
+      const int column = column_ + c * 4 * kLanes;
+      const float4 q = Own(t.q, t.q_bf16, row * t.q_row + head * t.q_head, column);
+      const float4 k = Own(merging.k, merging.own_bf16, own * merging.k_row + kv * merging.k_head, column);
+      result.v[c] = Own(merging.v, merging.own_bf16, own * merging.v_row + kv * merging.v_head, column);
+      dot = fmaf(q.x, k.x, fmaf(q.y, k.y, fmaf(q.z, k.z, fmaf(q.w, k.w, dot))));
+    }
+    dot = WarpSum<kLanes>(dot);
+    if (there) result.logit = dot * t.scale;
+    return result;
+  }
+
+  __device__ void AddOwn(const OwnRow& own) {
+    if (!counted_apart_ && half_ > 0) memory_.l = rest_.l = 0.0f;  // counted by the first half
+    counted_apart_ = true;
+    const MergeWeights<float> w = MergeSoftmax(rest_, {own.logit, own.logit == -INFINITY ? 0.0f : 1.0f});
+    MergeSoftmax(memory_, {own.logit, 0.0f});
+    Scale(w.first);
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) Add(o_[c], w.second, own.v[c]);
+  }
+
   // Own rows [merge.own_begin, merge.row].
   __device__ void AddOwn(const AttentionTensors& t, const AttentionMerging& merging, const AttentionMerge& merge,
                          int head) {
-    if (merge.own_begin > merge.row) return;
-    if (half_ > 0) memory_.l = rest_.l = 0.0f;  // counted by the first half
-    const int64_t kv = head / (t.heads / t.kv_heads);
-    float4 q[kChunks];
-#pragma unroll
-    for (int c = 0; c < kChunks; ++c) {
-      q[c] = Own(t.q, t.q_bf16, merge.row * t.q_row + head * t.q_head, column_ + c * 4 * kLanes);
-    }
     for (int first = merge.own_begin; first <= merge.row; first += kHalves) {
-      const int own = first + half_;
-      const bool there = own <= merge.row;
-      float4 k[kChunks], v[kChunks];
-#pragma unroll
-      for (int c = 0; c < kChunks; ++c) {
-        k[c] = v[c] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (!there) continue;
-        const int column = column_ + c * 4 * kLanes;
-        k[c] = Own(merging.k, merging.own_bf16, own * merging.k_row + kv * merging.k_head, column);
-        v[c] = Own(merging.v, merging.own_bf16, own * merging.v_row + kv * merging.v_head, column);
-      }
-      float dot = 0.0f;
-#pragma unroll
-      for (int c = 0; c < kChunks; ++c) {
-        dot = fmaf(q[c].x, k[c].x, fmaf(q[c].y, k[c].y, fmaf(q[c].z, k[c].z, fmaf(q[c].w, k[c].w, dot))));
-      }
-      dot = WarpSum<kLanes>(dot);
-      dot = there ? dot * t.scale : -INFINITY;
-      const MergeWeights<float> w = MergeSoftmax(rest_, {dot, there ? 1.0f : 0.0f});
-      MergeSoftmax(memory_, {dot, 0.0f});
-      Scale(w.first);
-#pragma unroll
-      for (int c = 0; c < kChunks; ++c) Add(o_[c], w.second, v[c]);
+      AddOwn(ReadOwn(t, merging, merge.row, first + half_, head, first + half_ <= merge.row));
     }
-    counted_apart_ = true;
   }
 
   // Adds the warps' states in order, through shared memory of kWarps · (kWidth + 3) floats; true for the first warp,
@@ -272,39 +282,77 @@ class MergedRow {
   bool folded_ = false;
 };
 
-// Called by all threads of a block that has written its item's partial rows: the rows for which these were the last are
-// merged. Their number does not depend on who is last, nor does the order of the sums.
+// Merges the rows for which a narrow item's partial rows are the last. What does not depend on these is read at the
+// block's start, beside its keys and values: of the rows, and of each warp's first (row, head). All threads of the
+// block take part; who is last decides neither what is summed nor in which order.
 template <int kWidth, int kThreads, int kMaxRows>
-__device__ __forceinline__ void FinishRows(const AttentionTensors& t, const AttentionItem& item, const int32_t* rows,
-                                           const AttentionMerging& merging, int kv) {
-  __shared__ int finished[kMaxRows];  // the row's merge, or −1
-  const int tid = static_cast<int>(threadIdx.x), group = t.heads / t.kv_heads;
-  __syncthreads();  // the block's partial rows are written
-  if (tid < item.row_count) {
-    const int64_t row = RowOf(rows, item.rows, tid);
-    const int merge = merging.in_order ? static_cast<int>(row) : merging.merge_of[row];
-    const int arrivals = merging.merges[merge].arrivals;
-    bool last = true;
-    if (arrivals > 1) {
-      uint32_t* const arrived = merging.arrived + static_cast<int64_t>(merge) * t.kv_heads + kv;
-      __threadfence();
-      last = atomicAdd(arrived, 1u) + 1 == static_cast<uint32_t>(arrivals);
-      if (last) *arrived = 0;  // for the next call
-      __threadfence();
+class RowFinisher {
+ public:
+  // After WaitForPreviousKernel. `on`: there is something to merge.
+  __device__ RowFinisher(const AttentionTensors& t, const AttentionItem& item, const int32_t* rows,
+                         const AttentionMerging& merging, int kv, bool on)
+      : group_(t.heads / t.kv_heads) {
+    if (!on) return;
+    const int tid = static_cast<int>(threadIdx.x), unit = tid / kWarp;
+    if (tid < item.row_count) {
+      row_merge_ = MergeOf(merging, RowOf(rows, item.rows, tid));
+      arrivals_ = merging.merges[row_merge_].arrivals;
     }
-    finished[tid] = last ? merge : -1;
+    if (unit >= item.row_count * group_) return;
+    merge_ = merging.merges[MergeOf(merging, RowOf(rows, item.rows, unit / group_))];
+    const int mine = merge_.partial_begin + tid % kWarp;
+    if (mine < merge_.partial_end) partial_ = merging.partials[mine];
+    const MergedRow<kWidth> of(t.width);
+    own_ = of.ReadOwn(t, merging, merge_.row, merge_.own_begin, kv * group_ + unit % group_,
+                      of.half() == 0 && merge_.own_begin <= merge_.row);
   }
-  __syncthreads();
-  for (int i = tid / kWarp; i < item.row_count * group; i += kThreads / kWarp) {
-    if (finished[i / group] < 0) continue;
-    const AttentionMerge merge = merging.merges[finished[i / group]];
-    const int head = kv * group + i % group;
-    MergedRow<kWidth> sum(t.width);
-    sum.AddPartials(t, merging.partials, merge.partial_begin, merge.partial_end, 1, head);
-    sum.AddOwn(t, merging, merge, head);
-    sum.Store(t, merge.row, head);
+
+  // After the block's partial rows were written.
+  __device__ void Finish(const AttentionTensors& t, const AttentionItem& item, const AttentionMerging& merging,
+                         int kv) {
+    __shared__ int finished[kMaxRows];  // the row's merge, or −1
+    const int tid = static_cast<int>(threadIdx.x);
+    __syncthreads();  // the block's partial rows are written
+    if (tid < item.row_count) {
+      bool last = true;
+      if (arrivals_ > 1) {
+        uint32_t* const arrived = merging.arrived + static_cast<int64_t>(row_merge_) * t.kv_heads + kv;
+        __threadfence();
+        last = atomicAdd(arrived, 1u) + 1 == static_cast<uint32_t>(arrivals_);
+        if (last) *arrived = 0;  // for the next call
+        __threadfence();
+      }
+      finished[tid] = last ? row_merge_ : -1;
+    }
+    __syncthreads();
+    for (int unit = tid / kWarp; unit < item.row_count * group_; unit += kThreads / kWarp) {
+      const int head = kv * group_ + unit % group_;
+      if (finished[unit / group_] >= 0) {
+        if (unit >= kThreads / kWarp) merge_ = merging.merges[finished[unit / group_]];
+        MergedRow<kWidth> sum(t.width);
+        sum.AddPartials(t, merging.partials, merge_.partial_begin, merge_.partial_end, 1, head, partial_);
+        if (unit < kThreads / kWarp && merge_.own_begin <= merge_.row) {
+          sum.AddOwn(own_);
+          ++merge_.own_begin;
+        }
+        sum.AddOwn(t, merging, merge_, head);
+        sum.Store(t, merge_.row, head);
+      }
+      partial_ = -1;
+    }
   }
-}
+
+ private:
+  static __device__ int MergeOf(const AttentionMerging& merging, int64_t row) {
+    return merging.in_order ? static_cast<int>(row) : merging.merge_of[row];
+  }
+
+  const int group_;
+  int row_merge_ = -1, arrivals_ = 0;  // of row threadIdx.x of the item
+  AttentionMerge merge_;               // of the warp's first (row, head); then of the next ones
+  int32_t partial_ = -1;               // the lane's first partial row of that
+  typename MergedRow<kWidth>::OwnRow own_;
+};
 
 }  // namespace stillhouse::cuda
 
