@@ -127,16 +127,37 @@ __device__ __forceinline__ void Produce(Shared& shared, TileWalk walk) {
   CopyAsyncWait<0>();
 }
 
-// A query of the tile, as a row of the step and a head; `there`: the tile has so many.
-struct Query {
-  __device__ Query(const AttentionTensors& t, const AttentionItem& item, const int32_t* rows, int kv, int query)
-      : there(query < item.row_count * item.head_count),
-        i(query / item.head_count),
-        row(there ? RowOf(rows, item.rows, i) : 0),
-        head(there ? kv * (t.heads / t.kv_heads) + item.head_begin + query % item.head_count : 0) {}
-  const bool there;
-  const int i;  // row of the tile
-  const int64_t row, head;
+// Queries of the tile, every kStride-th from `first` on, each as a row of the step and a head; `there`: the tile has so
+// many. One division for all.
+template <int kStride>
+class Queries {
+ public:
+  __device__ Queries(const AttentionTensors& t, const AttentionItem& item, const int32_t* rows, int kv, int first)
+      : item_(item),
+        rows_(rows),
+        first_head_(kv * (t.heads / t.kv_heads) + item.head_begin),
+        row_step_(kStride / item.head_count),
+        head_step_(kStride % item.head_count),
+        i_(first / item.head_count),
+        head_(first % item.head_count) {}
+  __device__ void Next() {
+    i_ += row_step_;
+    head_ += head_step_;
+    if (head_ >= item_.head_count) {
+      head_ -= item_.head_count;
+      ++i_;
+    }
+  }
+  __device__ bool there() const { return i_ < item_.row_count; }
+  __device__ int i() const { return i_; }  // row of the tile
+  __device__ int64_t row() const { return there() ? RowOf(rows_, item_.rows, i_) : 0; }
+  __device__ int64_t head() const { return first_head_ + head_; }
+
+ private:
+  const AttentionItem& item_;
+  const int32_t* const rows_;
+  const int first_head_, row_step_, head_step_;
+  int i_, head_;
 };
 
 // A warp's 16 queries of the tile, from `first` on, to its rows of q.
@@ -144,12 +165,12 @@ __device__ __forceinline__ void LoadQueries(const AttentionTensors& t, const Att
                                             int kv, int first, char* q) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp, c = lane % 16;
   uint4 value[8];
+  Queries<2> queries(t, item, rows, kv, first + lane / 16);
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const Query query(t, item, rows, kv, first + 2 * i + lane / 16);
-    const int64_t at = query.row * t.q_row + query.head * t.q_head + 8 * c;
+  for (int i = 0; i < 8; ++i, queries.Next()) {
     value[i] = make_uint4(0, 0, 0, 0);
-    if (!query.there) continue;
+    if (!queries.there()) continue;
+    const int64_t at = queries.row() * t.q_row + queries.head() * t.q_head + 8 * c;
     if (t.q_bf16) {
       value[i] = *reinterpret_cast<const uint4*>(static_cast<const Bf16*>(t.q) + at);
     } else {
@@ -248,11 +269,11 @@ __device__ __forceinline__ void Finish(const AttentionTensors& t, const Attentio
                                        int kv, int first, char* q, const float (&o)[16][4], const Running& running) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp, g = lane / 4, two = 2 * (lane % 4);
   const bool through_shared = item.partial < 0 && t.out_bf16;
+  Queries<8> of_lane(t, item, rows, kv, first + g);
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
+  for (int half = 0; half < 2; ++half, of_lane.Next()) {
     const float memory = WarpSum<4>(running.memory[half]), rest = WarpSum<4>(running.rest[half]);
     const SoftmaxState<float> all{running.m[half] * kLn2, memory + rest};
-    const Query query(t, item, rows, kv, first + g + 8 * half);
     const float inverse = item.partial < 0 ? InverseSum(all) : 1.0f;
     if (through_shared) {
 #pragma unroll
@@ -261,10 +282,11 @@ __device__ __forceinline__ void Finish(const AttentionTensors& t, const Attentio
             PackBf16(o[n][2 * half] * inverse, o[n][2 * half + 1] * inverse);
       }
     }
-    if (!query.there) continue;
-    const int64_t place = static_cast<int64_t>(item.partial + query.i) * t.heads + query.head;
+    if (!of_lane.there()) continue;
+    const int64_t row = of_lane.row(), head = of_lane.head();
+    const int64_t place = static_cast<int64_t>(item.partial + of_lane.i()) * t.heads + head;
     if (!through_shared) {
-      float* const out = item.partial < 0 ? static_cast<float*>(t.out) + query.row * t.out_row + query.head * t.out_head
+      float* const out = item.partial < 0 ? static_cast<float*>(t.out) + row * t.out_row + head * t.out_head
                                           : t.partial_o + place * kWidth;
 #pragma unroll
       for (int n = 0; n < 16; ++n) {
@@ -279,20 +301,20 @@ __device__ __forceinline__ void Finish(const AttentionTensors& t, const Attentio
       state[1] = memory;
       state[2] = rest;
     } else {
-      if (t.lse) t.lse[query.row * t.lse_row + query.head * t.lse_head] = LogSumExp(all);
-      if (t.mass) t.mass[query.row * t.heads + query.head] = memory * inverse;
+      if (t.lse) t.lse[row * t.lse_row + head * t.lse_head] = LogSumExp(all);
+      if (t.mass) t.mass[row * t.heads + head] = memory * inverse;
     }
   }
   if (!through_shared) return;
   __syncwarp();
   const int c = lane % 16;
+  Queries<2> queries(t, item, rows, kv, first + lane / 16);
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
+  for (int i = 0; i < 8; ++i, queries.Next()) {
     const int at = first + 2 * i + lane / 16;
-    const Query query(t, item, rows, kv, at);
-    if (!query.there) continue;
-    *reinterpret_cast<uint4*>(static_cast<Bf16*>(t.out) + query.row * t.out_row + query.head * t.out_head + 8 * c) =
-        *reinterpret_cast<const uint4*>(q + TileByte(at, c));
+    if (!queries.there()) continue;
+    *reinterpret_cast<uint4*>(static_cast<Bf16*>(t.out) + queries.row() * t.out_row + queries.head() * t.out_head +
+                              8 * c) = *reinterpret_cast<const uint4*>(q + TileByte(at, c));
   }
 }
 
@@ -353,7 +375,10 @@ __device__ __forceinline__ void Consume(Shared& shared, const AttentionTensors& 
       HoldSums(s);
       const float2 factor = Weigh(s, running, tile, shared.beta[stage], scale, tile_row, two);
       __syncwarp();  // every lane has read its biases
-      if (lane == 0) Arrive(&shared.k_empty[stage]);
+      // Sums are never negative. But asking orders the weights before what follows: they are made while the values'
+      // products run, not after the wait for them.
+      const float sums = running.memory[0] + running.memory[1] + running.rest[0] + running.rest[1];
+      if (lane == 0 && !(sums < 0.0f)) Arrive(&shared.k_empty[stage]);
       WarpgroupWait<0>();
       HoldSums(o);
       if (lane == 0) Arrive(&shared.v_empty[before]);
