@@ -21,7 +21,7 @@ constexpr int kWidth = kAttentionTallWidth;
 static_assert(kAttentionTall == 128);  // queries: 64 to a warpgroup
 constexpr int kSlots = 128;            // of a step
 constexpr int kGroup = 128;            // threads of a warpgroup
-constexpr int kStages = 2;
+constexpr int kStages = 3;
 constexpr int kBlockBytes = 128 * 128;                 // 128 rows of 64 columns
 constexpr int kTileBytes = kWidth / 64 * kBlockBytes;  // of 128 queries, keys or values
 constexpr float kLog2E = 1.4426950408889634f;
