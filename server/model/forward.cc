@@ -123,8 +123,9 @@ Tensor Attend(const Context& ctx, const Pass& pass, int64_t layer, const LayerWe
   args.k = qkv.k;
   args.v = qkv.v;
   args.scale = c.attention_scale();
-  // In the type of the product that follows, where attention can give it.
-  const bool bf16 = pass.inputs.attention.bf16 && w.o.dtype() == DType::kBF16;
+  // In the type of the product that follows, where attention can give it; rows that are gathered first stay f32.
+  const bool gathered = layer + 1 == c.layers && pass.inputs.output_rows;
+  const bool bf16 = pass.inputs.attention.bf16 && w.o.dtype() == DType::kBF16 && !gathered;
   args.out = ctx.Empty(bf16 ? DType::kBF16 : DType::kF32, qkv.q.shape());
   args.stored_mass = mass;
   ctx.backend->fused().AttentionOfStep(*ctx.backend, args);
