@@ -1,11 +1,13 @@
-// Attention backward in fp32: weights are recomputed tile by tile from q, k and the saved log-sums (Dao et al. 2022).
-// Every gradient has one writer, and partial sums are added in order: the same inputs give the same bits.
+// Attention backward in fp32: weights are recomputed tile by tile from q, k and the saved log-sums (Dao et al. 2022),
+// all products on tensor cores (mma_f32.cuh). Every gradient has one writer, and partial sums are added in order: the
+// same inputs give the same bits.
 #include <cmath>
 
 #include "kernels/cuda/attention_launch.h"
 #include "kernels/cuda/device/attention_cursor.cuh"
 #include "kernels/cuda/device/grid.cuh"
 #include "kernels/cuda/device/launch.cuh"
+#include "kernels/cuda/device/mma_f32.cuh"
 #include "kernels/cuda/device/reduce.cuh"
 #include "kernels/cuda/device/tile.cuh"
 
@@ -13,20 +15,36 @@ namespace stillhouse::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kAcross = 16;  // threads along the columns of a product; the others go down its rows
+constexpr int kWarps = kThreads / kWarp;
 
-// Tiles of kTile queries and kTile slots; a thread has kRows × kRows of their scores.
+// Tiles of kTile queries and kTile slots. A warp has 16 rows of every product: kScores tiles of eight columns of the
+// scores, kOuts of a result as wide as a head.
 template <int kWidth>
 struct Layout {
   static constexpr int kTile = kWidth > 128 ? 32 : 64;
-  static constexpr int kRows = kTile / kAcross;
-  static constexpr int kChunks = kWidth / 4 / kAcross;  // a thread's chunks of four columns
+  static constexpr int kGroups = kTile / 16;        // of rows
+  static constexpr int kAcross = kWarps / kGroups;  // warps along the columns
+  static constexpr int kScores = kTile / 8 / kAcross;
+  static constexpr int kOuts = kWidth / 8 / kAcross;
   static constexpr int kStride = TileStride(kWidth);
-  static constexpr int kScoreStride = TileStride(kTile);
-  // Floats of shared memory: q, dout, k, v; one or two tiles of scores; lse and δ.
+  static constexpr int kScoreStride = kTile + 8;
+  // Floats of shared memory: q, dout, k, v; one or two tiles of scores; lse and δ; a warp's sums of β's gradient.
   static constexpr int kBytesQ = (4 * kTile * kStride + kTile * kScoreStride + 2 * kTile) * 4;
-  static constexpr int kBytesKv = (4 * kTile * kStride + 2 * kTile * kScoreStride + 2 * kTile) * 4;
+  static constexpr int kBytesKv = (4 * kTile * kStride + 2 * kTile * kScoreStride + 2 * kTile + kAcross * kTile) * 4;
 };
+
+template <int kWidth>
+using Lane = TileLane<Layout<kWidth>::kGroups, Layout<kWidth>::kScores, Layout<kWidth>::kOuts>;
+
+// Adds two columns of a row of `width` floats to what is there, or writes them.
+__device__ __forceinline__ void AddPair(float* row, int column, int width, float x, float y) {
+  if (column < width) row[column] += x;
+  if (column + 1 < width) row[column + 1] += y;
+}
+__device__ __forceinline__ void StorePair(float* row, int column, int width, float x, float y) {
+  if (column < width) row[column] = x;
+  if (column + 1 < width) row[column + 1] = y;
+}
 
 // Loads queries [begin, begin + kTile) of a tile of rows (a row's heads next to each other), their output gradients,
 // lse
@@ -103,65 +121,54 @@ __global__ void __launch_bounds__(kThreads) AttentionGradQ(const AttentionGradTe
   const AttentionItem item = items.items[static_cast<int>(blockIdx.x) % items.count];
   const int64_t first_head = kv * (t.heads / t.kv_heads) + item.head_begin;
   const int queries = item.row_count * item.head_count;
-  const int tid = static_cast<int>(threadIdx.x);
   const int depth = (t.width + 3) / 4 * 4;
-  const int row = tid / kAcross * L::kRows, across = tid % kAcross;
-  const int chunks = (t.width - 4 * across + 4 * kAcross - 1) / (4 * kAcross);
+  const Lane<kWidth> lane(t.width);
   LoadQueries<kWidth>(t, items.rows, item.rows, 0, queries, first_head, item.head_count, q, dout, lse, delta);
-  float4 sum[L::kRows][L::kChunks];
-#pragma unroll
-  for (int m = 0; m < L::kRows; ++m) {
-#pragma unroll
-    for (int c = 0; c < L::kChunks; ++c) sum[m][c] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  }
+  float sum[L::kOuts][4] = {};
 
   SlotCursor<float, L::kTile> cursor(items.runs, item.run, item.slot, item.slots, item.causal_limit, kv);
   for (SlotTile<float> tile = cursor.Next(); tile.slots > 0; tile = cursor.Next()) {
     LoadTile<kThreads, L::kTile, L::kStride>(k, tile.k, tile.k_row, tile.slots, t.width, tile.vector);
     LoadTile<kThreads, L::kTile, L::kStride>(v, tile.v, tile.v_row, tile.slots, t.width, tile.vector);
     CopyAsyncCommit();
-    float beta[L::kRows];
-#pragma unroll
-    for (int n = 0; n < L::kRows; ++n) {
-      const int slot = across + n * kAcross;
-      beta[n] = tile.beta && slot < tile.slots ? tile.beta[slot] : 0.0f;
-    }
     CopyAsyncWait<0>();
     __syncthreads();  // keys and values are there
-    float s[L::kRows][L::kRows] = {}, dp[L::kRows][L::kRows] = {};
-    DotTile<L::kRows, L::kRows, kAcross, L::kStride>(q + row * L::kStride, k + across * L::kStride, depth, s);
-    DotTile<L::kRows, L::kRows, kAcross, L::kStride>(dout + row * L::kStride, v + across * L::kStride, depth, dp);
+    float s[L::kScores][4] = {}, dp[L::kScores][4] = {};
+    WarpDot<L::kScores, L::kStride>(q + lane.first_row * L::kStride, k + lane.first_score * L::kStride, depth, s);
+    WarpDot<L::kScores, L::kStride>(dout + lane.first_row * L::kStride, v + lane.first_score * L::kStride, depth, dp);
 #pragma unroll
-    for (int m = 0; m < L::kRows; ++m) {
-      const int limit = tile.limit < tile.slots ? tile.limit + (row + m) / item.head_count : tile.slots;
+    for (int half = 0; half < 2; ++half) {
+      const int row = lane.row + 8 * half;
+      const int limit = min(tile.limit < tile.slots ? tile.limit + row / item.head_count : tile.slots, tile.slots);
 #pragma unroll
-      for (int n = 0; n < L::kRows; ++n) {
-        const int slot = across + n * kAcross;
-        float ds = 0.0f;
-        if (slot < min(limit, tile.slots)) {
-          ds = expf(s[m][n] * t.scale + beta[n] - lse[row + m]) * (dp[m][n] - delta[row + m]);
+      for (int n = 0; n < L::kScores; ++n) {
+        float ds[2] = {};
+#pragma unroll
+        for (int e = 0; e < 2; ++e) {
+          const int slot = lane.score + 8 * n + e;
+          if (slot >= limit) continue;
+          const float beta = tile.beta ? tile.beta[slot] : 0.0f;
+          ds[e] = expf(s[n][2 * half + e] * t.scale + beta - lse[row]) * (dp[n][2 * half + e] - delta[row]);
         }
-        scores[(row + m) * L::kScoreStride + slot] = ds;
+        *reinterpret_cast<float2*>(scores + row * L::kScoreStride + lane.score + 8 * n) = make_float2(ds[0], ds[1]);
       }
     }
     __syncthreads();  // scores are there
-    AccumulateTile<L::kRows, L::kChunks, kAcross, L::kScoreStride, L::kStride>(
-        scores + row * L::kScoreStride, k + 4 * across, 0, 4, tile.slots, chunks, sum);
+    WarpAccumulate<L::kOuts, L::kScoreStride, L::kStride>(scores + lane.first_row * L::kScoreStride, k + lane.first_out,
+                                                          tile.slots, lane.outs, sum);
     __syncthreads();  // keys, values and scores are free
   }
   CopyAsyncWait<0>();
 
 #pragma unroll
-  for (int m = 0; m < L::kRows; ++m) {
-    const int query = row + m;
+  for (int half = 0; half < 2; ++half) {
+    const int query = lane.row + 8 * half;
     if (query >= queries) continue;
     const int64_t at = RowOf(items.rows, item.rows, query / item.head_count);
     float* const dq = t.dq + at * t.dq_row + (first_head + query % item.head_count) * t.dq_head;
 #pragma unroll
-    for (int c = 0; c < L::kChunks; ++c) {
-      const float4 x = sum[m][c];
-      AddColumns(dq, 4 * (across + c * kAcross), t.width,
-                 make_float4(x.x * t.scale, x.y * t.scale, x.z * t.scale, x.w * t.scale));
+    for (int n = 0; n < L::kOuts; ++n) {
+      AddPair(dq, lane.out + 8 * n, t.width, sum[n][2 * half] * t.scale, sum[n][2 * half + 1] * t.scale);
     }
   }
 }
@@ -180,61 +187,63 @@ __global__ void __launch_bounds__(kThreads)
   float* const scores = weights + L::kTile * L::kScoreStride;
   float* const lse = scores + L::kTile * L::kScoreStride;
   float* const delta = lse + L::kTile;
+  float* const dbetas = delta + L::kTile;  // [kAcross, slot]
 
   const int kv = static_cast<int>(blockIdx.x) / count;
   const AttentionSlotItem item = items[static_cast<int>(blockIdx.x) % count];
   const int group = t.heads / t.kv_heads;
   const int queries = item.row_count * group;
-  const int tid = static_cast<int>(threadIdx.x);
   const int depth = (t.width + 3) / 4 * 4;
-  const int row = tid / kAcross * L::kRows, across = tid % kAcross;
-  const int chunks = (t.width - 4 * across + 4 * kAcross - 1) / (4 * kAcross);
+  const Lane<kWidth> lane(t.width);
 
   SlotCursor<float, L::kTile> cursor(runs, item.run, item.slot, L::kTile, item.causal_limit, kv);
   // The range may reach into the next run; the first step of the walk stays within this one.
   const SlotTile<float> tile = cursor.Next();
   LoadTile<kThreads, L::kTile, L::kStride>(k, tile.k, tile.k_row, tile.slots, t.width, tile.vector);
   LoadTile<kThreads, L::kTile, L::kStride>(v, tile.v, tile.v_row, tile.slots, t.width, tile.vector);
-  float beta[L::kRows];
+  float beta[2], dbeta[2] = {};
 #pragma unroll
-  for (int m = 0; m < L::kRows; ++m) beta[m] = tile.beta && row + m < tile.slots ? tile.beta[row + m] : 0.0f;
-  float4 dk[L::kRows][L::kChunks], dv[L::kRows][L::kChunks];
-  float dbeta[L::kRows] = {};
-#pragma unroll
-  for (int m = 0; m < L::kRows; ++m) {
-#pragma unroll
-    for (int c = 0; c < L::kChunks; ++c) dk[m][c] = dv[m][c] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  for (int half = 0; half < 2; ++half) {
+    const int slot = lane.row + 8 * half;
+    beta[half] = tile.beta && slot < tile.slots ? tile.beta[slot] : 0.0f;
   }
+  float dk[L::kOuts][4] = {}, dv[L::kOuts][4] = {};
 
   for (int begin = 0; begin < queries; begin += L::kTile) {
     LoadQueries<kWidth>(t, rows, item.rows, begin, queries, kv * group, group, q, dout, lse, delta);
     CopyAsyncCommit();
     CopyAsyncWait<0>();
     __syncthreads();  // queries are there
-    float s[L::kRows][L::kRows] = {}, dp[L::kRows][L::kRows] = {};
-    DotTile<L::kRows, L::kRows, kAcross, L::kStride>(k + row * L::kStride, q + across * L::kStride, depth, s);
-    DotTile<L::kRows, L::kRows, kAcross, L::kStride>(v + row * L::kStride, dout + across * L::kStride, depth, dp);
+    float s[L::kScores][4] = {}, dp[L::kScores][4] = {};
+    WarpDot<L::kScores, L::kStride>(k + lane.first_row * L::kStride, q + lane.first_score * L::kStride, depth, s);
+    WarpDot<L::kScores, L::kStride>(v + lane.first_row * L::kStride, dout + lane.first_score * L::kStride, depth, dp);
 #pragma unroll
-    for (int n = 0; n < L::kRows; ++n) {
-      const int query = across + n * kAcross;
-      const int limit = tile.limit < tile.slots ? tile.limit + (begin + query) / group : tile.slots;
+    for (int n = 0; n < L::kScores; ++n) {
+      float p[2][2] = {}, ds[2][2] = {};
 #pragma unroll
-      for (int m = 0; m < L::kRows; ++m) {
-        float p = 0.0f, ds = 0.0f;
-        if (row + m < min(limit, tile.slots)) {
-          p = expf(s[m][n] * t.scale + beta[m] - lse[query]);
-          ds = p * (dp[m][n] - delta[query]);
+      for (int e = 0; e < 2; ++e) {
+        const int query = lane.score + 8 * n + e;
+        const int limit = min(tile.limit < tile.slots ? tile.limit + (begin + query) / group : tile.slots, tile.slots);
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          if (lane.row + 8 * half >= limit) continue;
+          p[half][e] = expf(s[n][2 * half + e] * t.scale + beta[half] - lse[query]);
+          ds[half][e] = p[half][e] * (dp[n][2 * half + e] - delta[query]);
+          dbeta[half] += ds[half][e];
         }
-        weights[(row + m) * L::kScoreStride + query] = p;
-        scores[(row + m) * L::kScoreStride + query] = ds;
-        dbeta[m] += ds;
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int at = (lane.row + 8 * half) * L::kScoreStride + lane.score + 8 * n;
+        *reinterpret_cast<float2*>(weights + at) = make_float2(p[half][0], p[half][1]);
+        *reinterpret_cast<float2*>(scores + at) = make_float2(ds[half][0], ds[half][1]);
       }
     }
     __syncthreads();  // weights and scores are there
-    AccumulateTile<L::kRows, L::kChunks, kAcross, L::kScoreStride, L::kStride>(
-        weights + row * L::kScoreStride, dout + 4 * across, 0, 4, L::kTile, chunks, dv);
-    AccumulateTile<L::kRows, L::kChunks, kAcross, L::kScoreStride, L::kStride>(
-        scores + row * L::kScoreStride, q + 4 * across, 0, 4, L::kTile, chunks, dk);
+    WarpAccumulate<L::kOuts, L::kScoreStride, L::kStride>(weights + lane.first_row * L::kScoreStride,
+                                                          dout + lane.first_out, L::kTile, lane.outs, dv);
+    WarpAccumulate<L::kOuts, L::kScoreStride, L::kStride>(scores + lane.first_row * L::kScoreStride, q + lane.first_out,
+                                                          L::kTile, lane.outs, dk);
     __syncthreads();  // queries, weights and scores are free
   }
   CopyAsyncWait<0>();
@@ -244,54 +253,64 @@ __global__ void __launch_bounds__(kThreads)
                                         : partials + (static_cast<int64_t>(item.partial) * t.kv_heads + kv) * L::kTile *
                                                          (2 * t.width + 1);
 #pragma unroll
-  for (int m = 0; m < L::kRows; ++m) {
-    const float db = WarpSum<kAcross>(dbeta[m]);
-    if (row + m >= tile.slots) continue;
-    const int64_t slot = item.slot + row + m;
+  for (int half = 0; half < 2; ++half) {
+    const int row = lane.row + 8 * half;
+    const float sum = WarpSum<4>(dbeta[half]);  // over the lanes of one row
+    if (threadIdx.x % 4 == 0) dbetas[lane.across * L::kTile + row] = sum;
+    if (row >= tile.slots) continue;
+    const int64_t slot = item.slot + row;
 #pragma unroll
-    for (int c = 0; c < L::kChunks; ++c) {
-      const int column = 4 * (across + c * kAcross);
-      const float4 x =
-          make_float4(dk[m][c].x * t.scale, dk[m][c].y * t.scale, dk[m][c].z * t.scale, dk[m][c].w * t.scale);
+    for (int n = 0; n < L::kOuts; ++n) {
+      const int column = lane.out + 8 * n;
+      const float x = dk[n][2 * half] * t.scale, y = dk[n][2 * half + 1] * t.scale;
       if (block) {
-        StoreColumns(block + (row + m) * t.width, column, t.width, x, false);
-        StoreColumns(block + (L::kTile + row + m) * t.width, column, t.width, dv[m][c], false);
+        StorePair(block + row * t.width, column, t.width, x, y);
+        StorePair(block + (L::kTile + row) * t.width, column, t.width, dv[n][2 * half], dv[n][2 * half + 1]);
         continue;
       }
-      if (grad.dk) AddColumns(grad.dk + kv * grad.dk_head + slot * grad.dk_row, column, t.width, x);
-      if (grad.dv) AddColumns(grad.dv + kv * grad.dv_head + slot * grad.dv_row, column, t.width, dv[m][c]);
+      if (grad.dk) AddPair(grad.dk + kv * grad.dk_head + slot * grad.dk_row, column, t.width, x, y);
+      if (grad.dv) {
+        AddPair(grad.dv + kv * grad.dv_head + slot * grad.dv_row, column, t.width, dv[n][2 * half],
+                dv[n][2 * half + 1]);
+      }
     }
-    if (across > 0) continue;
-    if (block) {
-      block[2 * L::kTile * t.width + row + m] = db;
-    } else if (grad.dbeta) {
-      grad.dbeta[kv * grad.dbeta_head + slot] += db;
-    }
+  }
+  __syncthreads();  // all warps' sums are there
+  const int row = static_cast<int>(threadIdx.x);
+  if (row >= tile.slots) return;
+  float sum = 0.0f;
+#pragma unroll
+  for (int w = 0; w < L::kAcross; ++w) sum += dbetas[w * L::kTile + row];
+  if (block) {
+    block[2 * L::kTile * t.width + row] = sum;
+  } else if (grad.dbeta) {
+    grad.dbeta[kv * grad.dbeta_head + item.slot + row] += sum;
   }
 }
 
-// Adds a tile's blocks of partial sums, in order.
+// Adds a tile's blocks of partial sums, in order: a thread has one place of the block.
 __global__ void AttentionGradSum(const AttentionGradTensors t, const AttentionRun* runs, const AttentionRunGrad* grads,
                                  const AttentionSlotSum* sums, int count, int tile, const float* partials) {
   const int kv = static_cast<int>(blockIdx.x) / count;
   const AttentionSlotSum sum = sums[static_cast<int>(blockIdx.x) % count];
   const AttentionRunGrad grad = grads[sum.run];
-  const int slots = min(tile, runs[sum.run].slots - sum.slot);
-  const int64_t floats = static_cast<int64_t>(tile) * (2 * t.width + 1), step = floats * t.kv_heads;
-  const float* const first = partials + (static_cast<int64_t>(sum.partial_begin) * t.kv_heads + kv) * floats;
-  auto total = [&](int place) {
-    float x = 0.0f;
-    for (int p = 0; p < sum.partial_count; ++p) x += first[p * step + place];
-    return x;
-  };
-  for (int i = static_cast<int>(threadIdx.x); i < slots * t.width; i += static_cast<int>(blockDim.x)) {
-    const int64_t slot = sum.slot + i / t.width, column = i % t.width;
-    if (grad.dk) grad.dk[kv * grad.dk_head + slot * grad.dk_row + column] += total(i);
-    if (grad.dv) grad.dv[kv * grad.dv_head + slot * grad.dv_row + column] += total(tile * t.width + i);
-  }
-  for (int i = static_cast<int>(threadIdx.x); i < slots && grad.dbeta; i += static_cast<int>(blockDim.x)) {
-    grad.dbeta[kv * grad.dbeta_head + sum.slot + i] += total(2 * tile * t.width + i);
-  }
+  const int slots = min(tile, runs[sum.run].slots - sum.slot), floats = tile * (2 * t.width + 1);
+  const int place = static_cast<int>(blockIdx.y * blockDim.x + threadIdx.x);
+  if (place >= floats) return;
+  // Keys, values, β.
+  const int part = place < 2 * tile * t.width ? place / (tile * t.width) : 2;
+  const int at = place - part * tile * t.width, width = part < 2 ? t.width : 1;
+  const int row = at / width, column = at % width;
+  float* const to = part == 0 ? grad.dk : part == 1 ? grad.dv : grad.dbeta;
+  if (row >= slots || !to) return;
+  const int64_t head = part == 0 ? grad.dk_head : part == 1 ? grad.dv_head : grad.dbeta_head;
+  const int64_t stride = part == 0 ? grad.dk_row : part == 1 ? grad.dv_row : 1;
+  const int64_t step = static_cast<int64_t>(floats) * t.kv_heads;
+  const float* from = partials + (static_cast<int64_t>(sum.partial_begin) * t.kv_heads + kv) * floats + place;
+  float x = 0.0f;
+#pragma unroll 4
+  for (int p = 0; p < sum.partial_count; ++p, from += step) x += *from;
+  to[kv * head + (sum.slot + row) * stride + column] += x;
 }
 
 template <int kWidth>
@@ -338,8 +357,10 @@ void LaunchAttentionGradSum(const AttentionGradTensors& tensors, const Attention
                             const AttentionRunGrad* grads, const AttentionSlotSum* sums, int32_t count,
                             const float* partials, cudaStream_t stream) {
   if (count == 0) return;
-  LaunchKernel(AttentionGradSum, static_cast<unsigned>(count * tensors.kv_heads), kThreads, 0, stream, tensors, runs,
-               grads, sums, count, AttentionGradTile(tensors.width), partials);
+  const dim3 grid(static_cast<unsigned>(count * tensors.kv_heads),
+                  static_cast<unsigned>(CeilDiv(AttentionGradBlock(tensors.width), kThreads)));
+  LaunchKernel(AttentionGradSum, grid, kThreads, 0, stream, tensors, runs, grads, sums, count,
+               AttentionGradTile(tensors.width), partials);
 }
 
 }  // namespace stillhouse::cuda

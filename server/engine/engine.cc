@@ -350,7 +350,11 @@ class Engine::Impl {
       Task* task = lane->tasks.front();
       lane->tasks.pop_front();
       lock->unlock();
-      absl::Status status = (*task->run)(ctx_);
+      absl::Status status;
+      {
+        const Span span("engine task");
+        status = (*task->run)(ctx_);
+      }
       lock->lock();
       task->status = std::move(status);
       task->done = true;
@@ -380,6 +384,7 @@ class Engine::Impl {
   // Plan, Run, Commit. Returns the sequences that ended.
   std::vector<std::pair<Sequence*, Finished>> Step(const std::vector<Sequence*>& running, Priority priority,
                                                    bool measure) {
+    const Span span("engine step");
     const absl::Time begin = absl::Now();
     std::vector<RunningView> views;
     for (const Sequence* s : running) {
@@ -430,6 +435,7 @@ class Engine::Impl {
         ForwardResult result = Forward(ctx_, *weights_, batch, forward);
         step.stored_mass = std::move(result.stored_mass);
         if (!drawing.empty()) {
+          const Span sample("sample");
           step.tokens = Sample(ctx_, Logits(ctx_, *weights_, result.hidden), options_.vocabulary, rows);
         }
       }
@@ -477,6 +483,7 @@ class Engine::Impl {
 
   void Commit(const std::vector<SampledToken>& drawn, const std::vector<Sequence*>& drawing, Priority priority,
               std::vector<std::pair<Sequence*, Finished>>* ended) {
+    const Span span("commit");
     const absl::Time now = absl::Now();
     for (size_t i = 0; i < drawing.size(); ++i) {
       Sequence* s = drawing[i];
@@ -521,6 +528,7 @@ class Engine::Impl {
       return;
     }
     lock->unlock();
+    const Span span("deliver");
     for (Finished& f : finished) {
       Sequence& s = *f.sequence;
       const absl::Time now = absl::Now();

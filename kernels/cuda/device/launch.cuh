@@ -18,7 +18,7 @@ void AllowShared(void (*kernel)(Params...), int shared_bytes) {
 }
 
 template <typename... Params, typename... Args>
-void LaunchKernel(void (*kernel)(Params...), unsigned blocks, int threads, int shared_bytes, cudaStream_t stream,
+void LaunchKernel(void (*kernel)(Params...), dim3 blocks, int threads, int shared_bytes, cudaStream_t stream,
                   const Args&... args) {
   AllowShared(kernel, shared_bytes);
   kernel<<<blocks, static_cast<unsigned>(threads), static_cast<size_t>(shared_bytes), stream>>>(args...);

@@ -116,14 +116,6 @@ __device__ __forceinline__ void StoreColumns(float* row, int column, int width, 
   if (column + 3 < width) row[column + 3] = value.w;
 }
 
-// The same, added to what is there.
-__device__ __forceinline__ void AddColumns(float* row, int column, int width, float4 value) {
-  if (column < width) row[column] += value.x;
-  if (column + 1 < width) row[column + 1] += value.y;
-  if (column + 2 < width) row[column + 2] += value.z;
-  if (column + 3 < width) row[column + 3] += value.w;
-}
-
 }  // namespace stillhouse::cuda
 
 #endif  // STILLHOUSE_KERNELS_CUDA_DEVICE_TILE_CUH_
