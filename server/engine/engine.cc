@@ -324,6 +324,12 @@ class Engine::Impl {
   void Admit(Lane* lane, Priority priority) {
     const int64_t most =
         priority == Priority::kInteractive ? options_.max_sequences : options_.max_background_sequences;
+    // Background sequences come in groups: their prompts share a step, and the steps between are of decoding rows
+    // alone.
+    if (priority == Priority::kBackground && !lane->running.empty()) {
+      const int64_t free = most - static_cast<int64_t>(lane->running.size());
+      if (free < std::min<int64_t>(std::max<int64_t>(1, most / 8), static_cast<int64_t>(lane->waiting.size()))) return;
+    }
     while (!lane->waiting.empty() && static_cast<int64_t>(lane->running.size()) < most) {
       std::vector<WaitingView> views;
       for (const auto& s : lane->waiting) views.push_back({s->request.tenant, s->pages});

@@ -35,6 +35,27 @@ std::vector<std::pair<uint64_t, int64_t>> KeyOf(const Batch& batch) {
   return key;
 }
 
+// Rows of the step that runs `rows`: so that sequences may come and go without another recording, as few more as cost
+// little.
+int64_t PaddedRows(int64_t rows) {
+  const int64_t multiple = rows <= 8 ? 1 : rows <= 64 ? 8 : 32;
+  return (rows + multiple - 1) / multiple * multiple;
+}
+
+// The batch with its last sequence's row repeated. The copies keep nothing, and nobody looks at what comes of them.
+Batch Padded(const Batch& batch) {
+  Batch padded = batch;
+  const int64_t rows = PaddedRows(batch.rows());
+  while (padded.rows() < rows) {
+    const int64_t row = padded.rows();
+    padded.sequences.push_back({batch.sequences.back().state, row, 1});
+    padded.tokens.push_back(batch.tokens.back());
+    padded.positions.push_back(batch.positions.back());
+    padded.output_rows.push_back(static_cast<int32_t>(row));
+  }
+  return padded;
+}
+
 }  // namespace
 
 struct DecodeSteps::Step {
@@ -67,14 +88,18 @@ DecodeSteps::Step* DecodeSteps::Find(const Key& key) {
   return steps_.back().get();
 }
 
-bool DecodeSteps::Run(const Batch& batch, const std::vector<SampleRow>& rows, bool measure_stored_mass,
+bool DecodeSteps::Run(const Batch& wanted, const std::vector<SampleRow>& wanted_rows, bool measure_stored_mass,
                       Result* result) {
-  const int64_t count = batch.rows();
+  const int64_t wanted_count = wanted.rows();
   AttentionStep attention;
-  if (static_cast<int64_t>(batch.sequences.size()) != count ||
-      static_cast<int64_t>(batch.output_rows.size()) != count) {
+  if (static_cast<int64_t>(wanted.sequences.size()) != wanted_count ||
+      static_cast<int64_t>(wanted.output_rows.size()) != wanted_count || wanted_count == 0) {
     return false;
   }
+  const Batch batch = Padded(wanted);
+  const int64_t count = batch.rows();
+  std::vector<SampleRow> rows = wanted_rows;
+  rows.resize(static_cast<size_t>(count));
   const Span span("decode step");
   {
     const Span plan("plan");
@@ -93,8 +118,10 @@ bool DecodeSteps::Run(const Batch& batch, const std::vector<SampleRow>& rows, bo
   Block block;
   std::vector<char> settings;
   if (key.draws) fused.PackDraws({&rows, &settings});
-  const int64_t tokens = block.Add(batch.tokens), positions = block.Add(batch.positions),
-                places = block.Add(KvPlaces(batch)), plan = block.Add(attention.bytes), draws = block.Add(settings);
+  std::vector<int64_t> kept = KvPlaces(wanted);
+  kept.resize(static_cast<size_t>(2 * count), 0);
+  const int64_t tokens = block.Add(batch.tokens), positions = block.Add(batch.positions), places = block.Add(kept),
+                plan = block.Add(attention.bytes), draws = block.Add(settings);
 
   Step* const step = Find(key);
   step->used = ++clock_;
@@ -129,7 +156,7 @@ bool DecodeSteps::Run(const Batch& batch, const std::vector<SampleRow>& rows, bo
     const Span launch("launch");
     step->work->Run();
   }
-  for (const BatchSequence& sequence : batch.sequences) sequence.state->Advance(1);
+  for (const BatchSequence& sequence : wanted.sequences) sequence.state->Advance(1);
   {
     const Span ahead("plan ahead");
     if (PlanDecodeStep(ctx_, *weights_, batch, &ahead_)) ahead_key_ = KeyOf(batch);
@@ -140,11 +167,15 @@ bool DecodeSteps::Run(const Batch& batch, const std::vector<SampleRow>& rows, bo
     ctx_.backend->Download(step->drawn, bytes.data());
     result->tokens.assign(rows.size(), {});
     fused.UnpackDraws({bytes.data(), &result->tokens});
+    result->tokens.resize(wanted_rows.size());
   } else {
-    result->tokens = Sample(ctx_, step->logits, vocabulary_, rows);
+    result->tokens = Sample(ctx_, step->logits.Slice(0, 0, wanted_count), vocabulary_, wanted_rows);
   }
   result->stored_mass.clear();
-  if (key.mass) result->stored_mass = MeanOverLayers(ctx_.ToFloats(step->stored_mass), weights_->config.layers);
+  if (key.mass) {
+    result->stored_mass = MeanOverLayers(ctx_.ToFloats(step->stored_mass), weights_->config.layers);
+    result->stored_mass.resize(wanted_rows.size());
+  }
   ++stats_.steps;
   return true;
 }

@@ -11,11 +11,11 @@
 
 namespace stillhouse {
 
-// What a step launches depends on a few sizes (rows, and how attention is cut); all else, positions and pages and
-// memories among it, is read from one block of device memory. So a step of known sizes is one upload, one launch of
-// what was recorded, and one download: the tokens. Recordings name no memory and no page, so that they outlive both;
-// the least recently used go first. While a step runs the host plans the one after it, in case the same sequences go
-// on. One thread; the backend outlives it.
+// What a step launches depends on a few sizes (rows, padded to a few counts, and how attention is cut); all else,
+// positions and pages and memories among it, is read from one block of device memory. So a step of known sizes is one
+// upload, one launch of what was recorded, and one download: the tokens. Recordings name no memory and no page, so that
+// they outlive both; the least recently used go first. While a step runs the host plans the one after it, in case the
+// same sequences go on. One thread; the backend outlives it.
 class DecodeSteps {
  public:
   // `vocabulary`: ids that may be drawn. At most `limit` recordings are kept.
@@ -30,7 +30,7 @@ class DecodeSteps {
   };
   // Runs a batch in which every sequence has one row, reserved, and wants its output; rows are kept and states moved on
   // as by Forward. False, with nothing done, where there is no such step (PlanDecodeStep): use Forward.
-  bool Run(const Batch& batch, const std::vector<SampleRow>& rows, bool measure_stored_mass, Result* result);
+  bool Run(const Batch& wanted, const std::vector<SampleRow>& wanted_rows, bool measure_stored_mass, Result* result);
 
   struct Stats {
     int64_t steps = 0, recordings = 0, evictions = 0;
