@@ -36,7 +36,8 @@ class Backward {
     t_.scale = args.scale;
     STILLHOUSE_CHECK(t_.width <= kAttentionMaxWidth) << "heads wider than 256: " << t_.width;
     group_ = t_.heads / t_.kv_heads;
-    tile_ = AttentionGradTile(t_.width);
+    tile_ = AttentionGradTile();
+    step_ = AttentionGradStep(t_.width);
     Place(args.q, &t_.q, &t_.q_row, &t_.q_head);
     Place(args.out, &t_.out, &t_.out_row, &t_.out_head);
     Place(args.dout, &t_.dout, &t_.dout_row, &t_.dout_head);
@@ -244,7 +245,7 @@ class Backward {
     return runs_[seen.run].causal ? seen.row_count - slot : seen.row_count;
   }
   // Rows of about one step of queries.
-  int64_t StepRows() const { return std::max<int64_t>(1, tile_ / group_); }
+  int64_t StepRows() const { return std::max<int64_t>(1, step_ / group_); }
 
   Backend& backend_;
   Device& device_;
@@ -253,7 +254,7 @@ class Backward {
   const std::vector<KvSegment>& segments_;
   const std::vector<AttentionSequence>& sequences_;
   AttentionGradTensors t_;
-  int64_t group_ = 1, tile_ = 64;
+  int64_t group_ = 1, tile_ = 32, step_ = 64;
   std::vector<AttentionRun> runs_;  // segments, own rows, then copies in the order of sequences
   std::vector<AttentionRunGrad> grads_;
   std::vector<Seen> seen_;

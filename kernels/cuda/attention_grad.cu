@@ -14,23 +14,26 @@
 namespace stillhouse::cuda {
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 128;
 constexpr int kWarps = kThreads / kWarp;
 
-// Tiles of kTile queries and kTile slots. A warp has 16 rows of every product: kScores tiles of eight columns of the
-// scores, kOuts of a result as wide as a head.
+// A block has kTile rows of its products (queries, or slots) and goes through the others kStep at a time: small blocks,
+// so that a short batch has some for every multiprocessor and one computes while another waits for its rows. A warp has
+// 16 rows: kScores tiles of eight columns of the scores, kOuts of a result as wide as a head.
 template <int kWidth>
 struct Layout {
-  static constexpr int kTile = kWidth > 128 ? 32 : 64;
+  static constexpr int kTile = 32, kStep = kWidth > 128 ? 32 : 64;
   static constexpr int kGroups = kTile / 16;        // of rows
   static constexpr int kAcross = kWarps / kGroups;  // warps along the columns
-  static constexpr int kScores = kTile / 8 / kAcross;
+  static constexpr int kScores = kStep / 8 / kAcross;
   static constexpr int kOuts = kWidth / 8 / kAcross;
   static constexpr int kStride = TileStride(kWidth);
-  static constexpr int kScoreStride = kTile + 8;
-  // Floats of shared memory: q, dout, k, v; one or two tiles of scores; lse and δ; a warp's sums of β's gradient.
-  static constexpr int kBytesQ = (4 * kTile * kStride + kTile * kScoreStride + 2 * kTile) * 4;
-  static constexpr int kBytesKv = (4 * kTile * kStride + 2 * kTile * kScoreStride + 2 * kTile + kAcross * kTile) * 4;
+  static constexpr int kScoreStride = kStep + 8;
+  // Shared memory: q, dout, k, v; a tile of scores; lse and δ. Or two tiles of scores, and the warps' sums of β's
+  // gradient.
+  static constexpr int kBytesQ = (2 * (kTile + kStep) * kStride + kTile * kScoreStride + 2 * kTile) * 4;
+  static constexpr int kBytesKv =
+      (2 * (kTile + kStep) * kStride + 2 * kTile * kScoreStride + 2 * kStep + kAcross * kTile) * 4;
 };
 
 template <int kWidth>
@@ -46,16 +49,16 @@ __device__ __forceinline__ void StorePair(float* row, int column, int width, flo
   if (column + 1 < width) row[column + 1] = y;
 }
 
-// Loads queries [begin, begin + kTile) of a tile of rows (a row's heads next to each other), their output gradients,
+// Loads queries [begin, begin + kCount) of a tile of rows (a row's heads next to each other), their output gradients,
 // lse
 // (+inf where there is no query, or it saw nothing: its weights are 0) and δ. The caller commits and waits.
-template <int kWidth>
+template <int kWidth, int kCount>
 __device__ __forceinline__ void LoadQueries(const AttentionGradTensors& t, const int32_t* table, int rows, int begin,
                                             int queries, int64_t first_head, int heads, float* q, float* dout,
                                             float* lse, float* delta) {
   using L = Layout<kWidth>;
   constexpr int kChunks = kWidth / 4;
-  for (int i = static_cast<int>(threadIdx.x); i < L::kTile * kChunks; i += kThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < kCount * kChunks; i += kThreads) {
     const int at = i / kChunks, c = i % kChunks * 4, query = begin + at;
     if (c >= t.width) continue;
     const bool there = query < queries;
@@ -76,7 +79,7 @@ __device__ __forceinline__ void LoadQueries(const AttentionGradTensors& t, const
       to_dout[e] = there && c + e < t.width ? from_dout[e] : 0.0f;
     }
   }
-  for (int i = static_cast<int>(threadIdx.x); i < L::kTile; i += kThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < kCount; i += kThreads) {
     const int query = begin + i;
     float log_sum = INFINITY, d = 0.0f;
     if (query < queries) {
@@ -112,8 +115,8 @@ __global__ void __launch_bounds__(kThreads) AttentionGradQ(const AttentionGradTe
   float* const q = reinterpret_cast<float*>(attention_shared);
   float* const dout = q + L::kTile * L::kStride;
   float* const k = dout + L::kTile * L::kStride;
-  float* const v = k + L::kTile * L::kStride;
-  float* const scores = v + L::kTile * L::kStride;
+  float* const v = k + L::kStep * L::kStride;
+  float* const scores = v + L::kStep * L::kStride;
   float* const lse = scores + L::kTile * L::kScoreStride;
   float* const delta = lse + L::kTile;
 
@@ -123,13 +126,13 @@ __global__ void __launch_bounds__(kThreads) AttentionGradQ(const AttentionGradTe
   const int queries = item.row_count * item.head_count;
   const int depth = (t.width + 3) / 4 * 4;
   const Lane<kWidth> lane(t.width);
-  LoadQueries<kWidth>(t, items.rows, item.rows, 0, queries, first_head, item.head_count, q, dout, lse, delta);
+  LoadQueries<kWidth, L::kTile>(t, items.rows, item.rows, 0, queries, first_head, item.head_count, q, dout, lse, delta);
   float sum[L::kOuts][4] = {};
 
-  SlotCursor<float, L::kTile> cursor(items.runs, item.run, item.slot, item.slots, item.causal_limit, kv);
+  SlotCursor<float, L::kStep> cursor(items.runs, item.run, item.slot, item.slots, item.causal_limit, kv);
   for (SlotTile<float> tile = cursor.Next(); tile.slots > 0; tile = cursor.Next()) {
-    LoadTile<kThreads, L::kTile, L::kStride>(k, tile.k, tile.k_row, tile.slots, t.width, tile.vector);
-    LoadTile<kThreads, L::kTile, L::kStride>(v, tile.v, tile.v_row, tile.slots, t.width, tile.vector);
+    LoadTile<kThreads, L::kStep, L::kStride>(k, tile.k, tile.k_row, tile.slots, t.width, tile.vector);
+    LoadTile<kThreads, L::kStep, L::kStride>(v, tile.v, tile.v_row, tile.slots, t.width, tile.vector);
     CopyAsyncCommit();
     CopyAsyncWait<0>();
     __syncthreads();  // keys and values are there
@@ -180,14 +183,14 @@ __global__ void __launch_bounds__(kThreads)
   using L = Layout<kWidth>;
   extern __shared__ float4 attention_shared[];
   float* const q = reinterpret_cast<float*>(attention_shared);
-  float* const dout = q + L::kTile * L::kStride;
-  float* const k = dout + L::kTile * L::kStride;
+  float* const dout = q + L::kStep * L::kStride;
+  float* const k = dout + L::kStep * L::kStride;
   float* const v = k + L::kTile * L::kStride;
   float* const weights = v + L::kTile * L::kStride;  // [slot, query]
   float* const scores = weights + L::kTile * L::kScoreStride;
   float* const lse = scores + L::kTile * L::kScoreStride;
-  float* const delta = lse + L::kTile;
-  float* const dbetas = delta + L::kTile;  // [kAcross, slot]
+  float* const delta = lse + L::kStep;
+  float* const dbetas = delta + L::kStep;  // [kAcross, slot]
 
   const int kv = static_cast<int>(blockIdx.x) / count;
   const AttentionSlotItem item = items[static_cast<int>(blockIdx.x) % count];
@@ -209,8 +212,8 @@ __global__ void __launch_bounds__(kThreads)
   }
   float dk[L::kOuts][4] = {}, dv[L::kOuts][4] = {};
 
-  for (int begin = 0; begin < queries; begin += L::kTile) {
-    LoadQueries<kWidth>(t, rows, item.rows, begin, queries, kv * group, group, q, dout, lse, delta);
+  for (int begin = 0; begin < queries; begin += L::kStep) {
+    LoadQueries<kWidth, L::kStep>(t, rows, item.rows, begin, queries, kv * group, group, q, dout, lse, delta);
     CopyAsyncCommit();
     CopyAsyncWait<0>();
     __syncthreads();  // queries are there
@@ -241,9 +244,9 @@ __global__ void __launch_bounds__(kThreads)
     }
     __syncthreads();  // weights and scores are there
     WarpAccumulate<L::kOuts, L::kScoreStride, L::kStride>(weights + lane.first_row * L::kScoreStride,
-                                                          dout + lane.first_out, L::kTile, lane.outs, dv);
+                                                          dout + lane.first_out, L::kStep, lane.outs, dv);
     WarpAccumulate<L::kOuts, L::kScoreStride, L::kStride>(scores + lane.first_row * L::kScoreStride, q + lane.first_out,
-                                                          L::kTile, lane.outs, dk);
+                                                          L::kStep, lane.outs, dk);
     __syncthreads();  // queries, weights and scores are free
   }
   CopyAsyncWait<0>();
@@ -328,9 +331,10 @@ void LaunchKv(const AttentionGradTensors& tensors, const AttentionRun* runs, con
 
 }  // namespace
 
-int AttentionGradTile(int width) { return width > 128 ? 32 : 64; }
+int AttentionGradTile() { return Layout<64>::kTile; }
+int AttentionGradStep(int width) { return width > 128 ? Layout<256>::kStep : Layout<128>::kStep; }
 
-int64_t AttentionGradBlock(int width) { return static_cast<int64_t>(AttentionGradTile(width)) * (2 * width + 1); }
+int64_t AttentionGradBlock(int width) { return static_cast<int64_t>(AttentionGradTile()) * (2 * width + 1); }
 
 void LaunchAttentionDelta(const AttentionGradTensors& tensors, cudaStream_t stream) {
   const int64_t places = tensors.rows * tensors.heads;
@@ -359,8 +363,8 @@ void LaunchAttentionGradSum(const AttentionGradTensors& tensors, const Attention
   if (count == 0) return;
   const dim3 grid(static_cast<unsigned>(count * tensors.kv_heads),
                   static_cast<unsigned>(CeilDiv(AttentionGradBlock(tensors.width), kThreads)));
-  LaunchKernel(AttentionGradSum, grid, kThreads, 0, stream, tensors, runs, grads, sums, count,
-               AttentionGradTile(tensors.width), partials);
+  LaunchKernel(AttentionGradSum, grid, kThreads, 0, stream, tensors, runs, grads, sums, count, AttentionGradTile(),
+               partials);
 }
 
 }  // namespace stillhouse::cuda

@@ -164,8 +164,9 @@ struct AttentionSlotSum {
   int32_t partial_begin = 0, partial_count = 0;
 };
 
-// Slots of a tile (and queries of a step) in the backward kernels.
-int AttentionGradTile(int width);
+// Queries, or slots, of a tile in the backward kernels; slots, or queries, of one of its steps.
+int AttentionGradTile();
+int AttentionGradStep(int width);
 // Floats of one block of partial sums of one KV head.
 int64_t AttentionGradBlock(int width);
 

@@ -19,8 +19,7 @@ __device__ __forceinline__ SplitFloat Split(float x) {
 // sum[16×8] += a[16×8] · b[8×8] in tf32. With g = lane / 4 and t = lane % 4: a holds (g, t), (g + 8, t), (g, t + 4),
 // (g + 8, t + 4); b (t, g), (t + 4, g); sum (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).
 __device__ __forceinline__ void MultiplyAddTf32(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
       "%3};\n"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -40,12 +39,21 @@ struct SplitA {
   }
 };
 
-// The small products first.
-__device__ __forceinline__ void MultiplyAdd(float (&sum)[4], const SplitA& a, float b0, float b1) {
-  const SplitFloat x0 = Split(b0), x1 = Split(b1);
-  MultiplyAddTf32(sum, a.small, x0.large, x1.large);
-  MultiplyAddTf32(sum, a.large, x0.small, x1.small);
-  MultiplyAddTf32(sum, a.large, x0.large, x1.large);
+// sum[n] += a · b[n], the small products first. Products of one sum wait for each other, those of several do not.
+template <int kTiles>
+__device__ __forceinline__ void MultiplyAdd(float (&sum)[kTiles][4], const SplitA& a, const float (&b)[kTiles][2]) {
+  SplitFloat x[kTiles][2];
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) {
+    x[n][0] = Split(b[n][0]);
+    x[n][1] = Split(b[n][1]);
+  }
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) MultiplyAddTf32(sum[n], a.small, x[n][0].large, x[n][1].large);
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) MultiplyAddTf32(sum[n], a.large, x[n][0].small, x[n][1].small);
+#pragma unroll
+  for (int n = 0; n < kTiles; ++n) MultiplyAddTf32(sum[n], a.large, x[n][0].large, x[n][1].large);
 }
 
 // sum += a · bᵀ over `depth` columns, a multiple of 4: 16 rows of `a`, 8·kTiles rows of `b`, kStride floats apart
@@ -60,17 +68,20 @@ __device__ __forceinline__ void WarpDot(const float* a, const float* b, int dept
   for (int c = 0; c < depth; c += 8) {
     const bool whole = c + 4 < depth;  // of eight columns the last four may not be there
     const SplitA split(x[c], x[8 * kStride + c], whole ? x[c + 4] : 0.0f, whole ? x[8 * kStride + c + 4] : 0.0f);
+    float factor[kTiles][2];
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
       const float* const from = y + 8 * n * kStride + c;
-      MultiplyAdd(sum[n], split, from[0], whole ? from[4] : 0.0f);
+      factor[n][0] = from[0];
+      factor[n][1] = whole ? from[4] : 0.0f;
     }
+    MultiplyAdd(sum, split, factor);
   }
 }
 
 // sum += p · b over `depth` rows of b, a multiple of 8: 16 rows of `p`, kStrideP floats apart (8 more than a multiple
 // of 32), and columns [0, 8·kTiles) of `b`, whose rows are kStrideB floats apart (4 more than a multiple of 32). Tiles
-// from `tiles` on are left out.
+// from `tiles` on count as zero.
 template <int kTiles, int kStrideP, int kStrideB>
 __device__ __forceinline__ void WarpAccumulate(const float* p, const float* b, int depth, int tiles,
                                                float (&sum)[kTiles][4]) {
@@ -85,12 +96,14 @@ __device__ __forceinline__ void WarpAccumulate(const float* p, const float* b, i
     const float2 low = *reinterpret_cast<const float2*>(x + j);
     const float2 high = *reinterpret_cast<const float2*>(x + 8 * kStrideP + j);
     const SplitA split(low.x, high.x, low.y, high.y);
+    float factor[kTiles][2];
 #pragma unroll
     for (int n = 0; n < kTiles; ++n) {
-      if (n >= tiles) break;
       const float* const from = y + j * kStrideB + 8 * n;
-      MultiplyAdd(sum[n], split, from[0], from[kStrideB]);
+      factor[n][0] = n < tiles ? from[0] : 0.0f;
+      factor[n][1] = n < tiles ? from[kStrideB] : 0.0f;
     }
+    MultiplyAdd(sum, split, factor);
   }
 }
 
