@@ -50,20 +50,28 @@ __device__ __forceinline__ void StorePair(float* row, int column, int width, flo
 }
 
 // Loads queries [begin, begin + kCount) of a tile of rows (a row's heads next to each other), their output gradients,
-// lse
-// (+inf where there is no query, or it saw nothing: its weights are 0) and δ. The caller commits and waits.
+// δ, and lse: +inf where there is no query, or it saw nothing, so that its weights are 0. The caller commits and waits.
 template <int kWidth, int kCount>
 __device__ __forceinline__ void LoadQueries(const AttentionGradTensors& t, const int32_t* table, int rows, int begin,
                                             int queries, int64_t first_head, int heads, float* q, float* dout,
                                             float* lse, float* delta) {
   using L = Layout<kWidth>;
   constexpr int kChunks = kWidth / 4;
-  for (int i = static_cast<int>(threadIdx.x); i < kCount * kChunks; i += kThreads) {
-    const int at = i / kChunks, c = i % kChunks * 4, query = begin + at;
-    if (c >= t.width) continue;
-    const bool there = query < queries;
-    const int64_t row = there ? RowOf(table, rows, query / heads) : 0;
-    const int64_t head = first_head + query % heads;
+  // A thread goes down one column; rows and heads are counted on, not divided anew.
+  constexpr int kDown = kThreads / kChunks;
+  const int c = static_cast<int>(threadIdx.x) % kChunks * 4, first = static_cast<int>(threadIdx.x) / kChunks;
+  const int rows_down = kDown / heads, heads_down = kDown % heads;
+  int at_row = (begin + first) / heads, at_head = (begin + first) % heads;
+  for (int at = first; at < kCount && c < t.width; at += kDown) {
+    const bool there = begin + at < queries;
+    const int64_t row = there ? RowOf(table, rows, at_row) : 0;
+    const int64_t head = first_head + at_head;
+    at_row += rows_down;
+    at_head += heads_down;
+    if (at_head >= heads) {
+      at_head -= heads;
+      ++at_row;
+    }
     const float* const from_q = there ? t.q + row * t.q_row + head * t.q_head + c : t.q;
     const float* const from_dout = there ? t.dout + row * t.dout_row + head * t.dout_head + c : t.dout;
     float* const to_q = q + at * L::kStride + c;
@@ -134,6 +142,15 @@ __global__ void __launch_bounds__(kThreads) AttentionGradQ(const AttentionGradTe
     LoadTile<kThreads, L::kStep, L::kStride>(k, tile.k, tile.k_row, tile.slots, t.width, tile.vector);
     LoadTile<kThreads, L::kStep, L::kStride>(v, tile.v, tile.v_row, tile.slots, t.width, tile.vector);
     CopyAsyncCommit();
+    float beta[L::kScores][2];
+#pragma unroll
+    for (int n = 0; n < L::kScores; ++n) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const int slot = lane.score + 8 * n + e;
+        beta[n][e] = tile.beta && slot < tile.slots ? tile.beta[slot] : 0.0f;
+      }
+    }
     CopyAsyncWait<0>();
     __syncthreads();  // keys and values are there
     float s[L::kScores][4] = {}, dp[L::kScores][4] = {};
@@ -148,10 +165,8 @@ __global__ void __launch_bounds__(kThreads) AttentionGradQ(const AttentionGradTe
         float ds[2] = {};
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const int slot = lane.score + 8 * n + e;
-          if (slot >= limit) continue;
-          const float beta = tile.beta ? tile.beta[slot] : 0.0f;
-          ds[e] = expf(s[n][2 * half + e] * t.scale + beta - lse[row]) * (dp[n][2 * half + e] - delta[row]);
+          if (lane.score + 8 * n + e >= limit) continue;
+          ds[e] = expf(s[n][2 * half + e] * t.scale + beta[n][e] - lse[row]) * (dp[n][2 * half + e] - delta[row]);
         }
         *reinterpret_cast<float2*>(scores + row * L::kScoreStride + lane.score + 8 * n) = make_float2(ds[0], ds[1]);
       }

@@ -108,35 +108,43 @@ absl::Status GenerateAll(const BuildRuntime& runtime, int64_t count,
                          const std::function<absl::Status(int64_t, GenerationOutput)>& done) {
   auto mailbox = std::make_shared<Mailbox>();
   std::map<int64_t, GenerationHandle> in_flight;
-  // As many again as run at once: a sequence that ends is replaced at the next step.
-  const size_t most = static_cast<size_t>(2 * runtime.engine->options().max_background_sequences);
+  // As many again as run at once, and handed over in groups: the engine takes them up in groups too, so that few of its
+  // steps are of prompts.
+  const size_t at_once = static_cast<size_t>(runtime.engine->options().max_background_sequences);
+  const size_t most = 2 * at_once, group = std::max<size_t>(1, at_once / 4);
   int64_t next = 0;
   absl::Status status;
   while ((status.ok() && next < count) || !in_flight.empty()) {
     if (status.ok()) {
       status = runtime.check();
-      while (status.ok() && next < count && in_flight.size() < most) {
-        absl::StatusOr<GenerationJob> job = make(next);
-        if (!job.ok()) {
+      std::vector<GenerationJob> jobs;
+      const size_t room = in_flight.size() + group <= most ? most - in_flight.size() : 0;
+      const int64_t last = std::min<int64_t>(count, next + static_cast<int64_t>(room));
+      while (status.ok() && next + static_cast<int64_t>(jobs.size()) < last) {
+        absl::StatusOr<GenerationJob> job = make(next + static_cast<int64_t>(jobs.size()));
+        if (job.ok()) {
+          jobs.push_back(*std::move(job));
+        } else {
           status = job.status();
-          break;
         }
+      }
+      for (size_t i = 0; status.ok() && i < jobs.size(); ++i) {
         GenerationRequest request;
         request.id = StrCat(runtime.operation_id, "/", next);
         request.tenant = runtime.tenant;
         request.priority = Priority::kBackground;
-        request.prompt = std::move(job->prompt);
-        if (job->memory) request.memories.push_back(std::move(job->memory));
-        request.sampling = job->sampling;
-        request.max_tokens = job->max_tokens;
+        request.prompt = std::move(jobs[i].prompt);
+        if (jobs[i].memory) request.memories.push_back(std::move(jobs[i].memory));
+        request.sampling = jobs[i].sampling;
+        request.max_tokens = jobs[i].max_tokens;
         request.stop_ids = runtime.tokenizer->end_of_generation();
         absl::StatusOr<GenerationHandle> handle = runtime.engine->Submit(
-            std::move(request), std::make_shared<JobSink>(next, mailbox, std::move(job->keep_going)));
-        if (!handle.ok()) {
+            std::move(request), std::make_shared<JobSink>(next, mailbox, std::move(jobs[i].keep_going)));
+        if (handle.ok()) {
+          in_flight.emplace(next++, *handle);
+        } else {
           status = handle.status();
-          break;
         }
-        in_flight.emplace(next++, *handle);
       }
       if (!status.ok()) {
         for (const auto& [job, handle] : in_flight) runtime.engine->Cancel(handle);

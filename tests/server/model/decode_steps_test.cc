@@ -62,13 +62,17 @@ std::shared_ptr<const Memory> MakeMemory(const Context& ctx, const Weights& weig
   return state.Freeze(ctx, weights.config);
 }
 
+// `same_bits`: the step runs as many rows as Forward does, so with the same kernels; else as near as their arithmetic
+// is.
 void CheckAgainstForward(const Context& ctx, const std::shared_ptr<const Weights>& weights, DType dtype,
-                         int64_t sequences, int steps) {
+                         int64_t sequences, int steps, bool same_bits = true) {
   const int64_t vocabulary = weights->config.vocabulary;
   const std::vector<std::shared_ptr<const Memory>> memories = {MakeMemory(ctx, *weights, 77, 90),
                                                                MakeMemory(ctx, *weights, 78, 33)};
   Group recorded(ctx, *weights, dtype, sequences, memories), plain(ctx, *weights, dtype, sequences, memories);
   DecodeSteps decode(ctx, weights, vocabulary);
+  int64_t others = 0;  // other tokens than Forward's
+  const double tolerance = dtype == DType::kBF16 ? 2e-2 : 1e-5;
   for (int step = 0; step < steps; ++step) {
     std::vector<SampleRow> rows(static_cast<size_t>(sequences));
     for (size_t s = 0; s < rows.size(); ++s) {
@@ -89,16 +93,27 @@ void CheckAgainstForward(const Context& ctx, const std::shared_ptr<const Weights
     ASSERT_EQ(result.tokens.size(), tokens.size());
     ASSERT_EQ(result.stored_mass.size(), forward.stored_mass.size());
     for (size_t s = 0; s < tokens.size(); ++s) {
-      // The same kernels on the same numbers: the same bits.
-      ASSERT_EQ(result.tokens[s].id, tokens[s].id) << "step " << step << ", sequence " << s;
-      ASSERT_EQ(result.tokens[s].top, tokens[s].top);
-      if (mass) {
-        EXPECT_EQ(result.stored_mass[s], forward.stored_mass[s]);
+      if (same_bits) {
+        ASSERT_EQ(result.tokens[s].id, tokens[s].id) << "step " << step << ", sequence " << s;
+        ASSERT_EQ(result.tokens[s].top, tokens[s].top);
+        if (mass) {
+          EXPECT_EQ(result.stored_mass[s], forward.stored_mass[s]);
+        }
+      } else {
+        others += result.tokens[s].id != tokens[s].id;
+        ASSERT_EQ(result.tokens[s].top.size(), tokens[s].top.size());
+        for (size_t i = 0; i < tokens[s].top.size(); ++i) {
+          EXPECT_NEAR(result.tokens[s].top[i].second, tokens[s].top[i].second, 10 * tolerance);
+        }
+        if (mass) {
+          EXPECT_NEAR(result.stored_mass[s], forward.stored_mass[s], tolerance);
+        }
       }
       recorded.next[s] = plain.next[s] = tokens[s].id;
       ASSERT_EQ(recorded.states[s]->rows(), plain.states[s]->rows());
     }
   }
+  EXPECT_LE(static_cast<double>(others), 0.05 * static_cast<double>(sequences * steps));
   EXPECT_EQ(decode.stats().steps, steps);
   EXPECT_LT(decode.stats().recordings, steps);
   EXPECT_EQ(decode.stats().planned_ahead, steps - 1);
@@ -116,10 +131,12 @@ TEST(DecodeSteps, GiveTheTokensOfForward) {
     options.architecture = architecture;
     const LoadedModel model = LoadedModel::Tiny(options);
     if (!HasSteps(model.ctx)) GTEST_SKIP() << "a backend without recorded steps";
-    for (int64_t sequences : {1, 2, 7, 20}) {
+    for (int64_t sequences : {1, 2, 7, 16, 20}) {
       SCOPED_TRACE(::testing::Message() << architecture << ", " << sequences << " sequences");
-      CheckAgainstForward(model.ctx, model.weights, DType::kF32, sequences, 80);
-      if (HasBf16(model.ctx)) CheckAgainstForward(model.ctx, model.weights, DType::kBF16, sequences, 80);
+      // Twenty are padded; the processor's kernels do not care.
+      const bool same_bits = sequences != 20 || model.ctx.backend->device() == DeviceType::kCpu;
+      CheckAgainstForward(model.ctx, model.weights, DType::kF32, sequences, 80, same_bits);
+      if (HasBf16(model.ctx)) CheckAgainstForward(model.ctx, model.weights, DType::kBF16, sequences, 80, same_bits);
     }
   }
 }
@@ -132,7 +149,8 @@ TEST(DecodeSteps, GiveTheTokensOfForwardOnALargerShape) {
   ASSERT_TRUE(weights.ok()) << weights.status();
   CheckAgainstForward(ctx, *weights, DType::kBF16, 1, 70);
   CheckAgainstForward(ctx, *weights, DType::kF32, 3, 20);
-  CheckAgainstForward(ctx, *weights, DType::kBF16, 33, 20);
+  CheckAgainstForward(ctx, *weights, DType::kBF16, 40, 20);
+  CheckAgainstForward(ctx, *weights, DType::kBF16, 33, 20, /*same_bits=*/false);
 }
 
 TEST(DecodeSteps, KeepAtMostTheirLimit) {
