@@ -248,6 +248,12 @@ int Main(int argc, char** argv) {
     EngineOptions engine_options;
     engine_options.vocabulary = model.tokenizer->vocab_size();
     engine_options.max_background_sequences = batch;
+    if (ctx.backend->device() == DeviceType::kCuda) {  // as the server would
+      engine_options.page_budget_bytes = int64_t{8} << 30;
+      if (weights == "bf16") engine_options.kv_dtype = DType::kBF16;
+    }
+    DirectoryOptions directory_options;
+    directory_options.dtype = engine_options.kv_dtype;
     Engine engine(ctx, model.weights, engine_options);
     ArtifactFingerprints prints;
     prints.model = model.weights->fingerprint;
@@ -256,7 +262,7 @@ int Main(int argc, char** argv) {
     prints.rope_layout = model.weights->config.RopeLayoutName();
     prints.rope_scaling = model.weights->config.rope.Fingerprint();
     prints.dtype = "F32";
-    Directory directory(ctx, model.weights, prints, store.get(), DirectoryOptions());
+    Directory directory(ctx, model.weights, prints, store.get(), directory_options);
     StageTimes times;
     BuildQueueOptions queue_options;
     queue_options.observer = &times;

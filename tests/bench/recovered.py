@@ -83,7 +83,7 @@ def main():
             done = subprocess.run([args.program, "--model", args.model, *subject, "--methods", method, "--profiles", profile,
                                    "--ratios", ratio, "--max-questions", str(args.max_questions), "--threads", str(args.threads),
                                    "--device", args.device, "--gpu-weights", args.gpu_weights, "--output", out.name],
-                                  env={**os.environ, **({"CUDA_VISIBLE_DEVICES": str(job % args.gpus)} if args.device == "cuda" else {})}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+                                  env={**os.environ, **({"CUDA_VISIBLE_DEVICES": str(job % args.gpus)} if args.gpus > 1 else {})}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
             if done.returncode != 0:
                 print(f"{' '.join(subject)}, {build}: failed: {done.stderr[-500:]}", file=sys.stderr, flush=True)
                 return False

@@ -149,7 +149,7 @@ TEST(DecodeSteps, GiveTheTokensOfForwardOnALargerShape) {
   ASSERT_TRUE(weights.ok()) << weights.status();
   CheckAgainstForward(ctx, *weights, DType::kBF16, 1, 70);
   CheckAgainstForward(ctx, *weights, DType::kF32, 3, 20);
-  CheckAgainstForward(ctx, *weights, DType::kBF16, 40, 20);
+  CheckAgainstForward(ctx, *weights, DType::kBF16, 24, 20);
   CheckAgainstForward(ctx, *weights, DType::kBF16, 33, 20, /*same_bits=*/false);
 }
 
