@@ -9,13 +9,17 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/cuda/copy_launch.h"
+#include "kernels/cuda/copy_streams.h"
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_kernels.h"
 #include "kernels/cuda/recording.h"
+#include "kernels/tensor/bounded_memory.h"
 
 namespace stillhouse {
 namespace {
+
+constexpr size_t kGrain = size_t{2} << 20;
 
 // Raw device memory of one GPU. The pool above it keeps freed blocks, so that a step allocates nothing. Every user of
 // the backend works on its one stream, so a block may be lent again while its last reader is still queued.
@@ -24,6 +28,11 @@ class DeviceMemory final : public RawMemory {
   explicit DeviceMemory(int ordinal) : ordinal_(ordinal) {}
 
   DeviceType device() const override { return DeviceType::kCuda; }
+
+  // The driver maps whole grains; smaller blocks share one.
+  size_t Granted(size_t bytes) const override {
+    return bytes < kGrain / 2 ? bytes : (bytes + kGrain - 1) / kGrain * kGrain;
+  }
 
   void* Allocate(size_t bytes) override {
     STILLHOUSE_CUDA_CHECK(cudaSetDevice(ordinal_));
@@ -61,9 +70,14 @@ class CudaBackend final : public Backend {
       : name_(absl::StrCat("cuda ", properties.name, options.storage == CudaStorage::kBf16 ? " bf16" : "")),
         stream_(stream),
         threads_(threads),
-        pool_(std::make_shared<DeviceMemory>(options.device), properties.totalGlobalMem / 2),
-        recording_pool_(std::make_shared<DeviceMemory>(options.device), SIZE_MAX),
-        device_(options.device, stream, options.storage, properties) {}
+        memory_(std::make_shared<BoundedMemory>(std::make_shared<DeviceMemory>(options.device))),
+        pinned_(std::make_shared<cuda::PinnedMemory>(options.device)),
+        pool_(memory_, properties.totalGlobalMem / 2),
+        recording_pool_(memory_, SIZE_MAX, /*keeps=*/true),
+        device_(options.device, stream, options.storage, properties, &pool_),
+        copies_(device_) {
+    recording_pool_.SetReclaimer([this](size_t bytes) { return pool_.Reclaim(bytes); });
+  }
 
   // Buffers may outlive the backend: the pool's state gives them back to the driver, which needs no stream.
   ~CudaBackend() override {
@@ -134,11 +148,24 @@ class CudaBackend final : public Backend {
     STILLHOUSE_CUDA_CHECK(cudaMemsetAsync(tensor.buffer()->data(), 0, tensor.buffer()->bytes(), stream));
   }
 
+  std::shared_ptr<RawMemory> copy_memory() override { return pinned_; }
+  std::unique_ptr<PendingCopy> StartCopy(std::shared_ptr<Buffer> from, std::shared_ptr<Buffer> to,
+                                         size_t bytes) override {
+    return copies_.Start(std::move(from), std::move(to), bytes);
+  }
+
+  void LimitMemory(int64_t bytes) override { memory_->SetLimit(bytes); }
   MemoryUse memory() override {
     device_.Use();
     size_t free = 0, total = 0;
     STILLHOUSE_CUDA_CHECK(cudaMemGetInfo(&free, &total));
-    return {static_cast<int64_t>(total - free), static_cast<int64_t>(free)};
+    MemoryUse use;
+    use.used = static_cast<int64_t>(total - free);
+    use.free = static_cast<int64_t>(free);
+    use.taken = memory_->taken();
+    use.cached = static_cast<int64_t>(pool_.cached_bytes() + recording_pool_.cached_bytes());
+    if (memory_->limit() != BoundedMemory::kNoLimit) use.limit = memory_->limit();
+    return use;
   }
 
   void Synchronize() override { STILLHOUSE_CUDA_CHECK(cudaStreamSynchronize(device_.Use())); }
@@ -149,9 +176,12 @@ class CudaBackend final : public Backend {
   std::string name_;
   OwnedStream stream_;
   ThreadPool threads_;
+  const std::shared_ptr<BoundedMemory> memory_;
+  const std::shared_ptr<cuda::PinnedMemory> pinned_;
   BufferPool pool_;
   BufferPool recording_pool_;  // never gives a block back while the backend lives: recorded launches name its addresses
   cuda::Device device_;
+  cuda::CopyStreams copies_;
 };
 
 absl::Status NoGpu(const std::string& what, cudaError_t error) {

@@ -8,7 +8,7 @@ namespace {
 
 constexpr size_t kStagingBytes = size_t{4} << 20;
 // What cuBLAS asks for on Hopper.
-constexpr size_t kRecordingWorkspace = size_t{32} << 20;
+constexpr size_t kCublasWorkspace = size_t{32} << 20;
 
 thread_local Recording* current_recording = nullptr;
 
@@ -25,13 +25,15 @@ RecordingScope::RecordingScope(Recording* recording) {
 
 RecordingScope::~RecordingScope() { current_recording = nullptr; }
 
-Device::Device(int ordinal, cudaStream_t stream, CudaStorage storage, const cudaDeviceProp& properties)
+Device::Device(int ordinal, cudaStream_t stream, CudaStorage storage, const cudaDeviceProp& properties,
+               BufferPool* pool)
     : ordinal_(ordinal),
       stream_(stream),
       storage_(storage),
       multiprocessors_(properties.multiProcessorCount),
       shared_bytes_per_block_(static_cast<int>(properties.sharedMemPerBlockOptin)),
-      staging_(stream, kStagingBytes) {
+      staging_(stream, kStagingBytes),
+      pool_(pool) {
   Use();
   attention_ = std::make_unique<AttentionState>(stream);
 }
@@ -39,10 +41,9 @@ Device::Device(int ordinal, cudaStream_t stream, CudaStorage storage, const cuda
 Device::~Device() {
   Use();
   STILLHOUSE_CUDA_CHECK(cudaStreamSynchronize(stream_));
-  for (cublasHandle_t handle : {cublas_, recording_cublas_}) {
-    if (handle) STILLHOUSE_CUBLAS_CHECK(cublasDestroy(handle));
+  for (const CublasState& state : {cublas_, recording_cublas_}) {
+    if (state.handle) STILLHOUSE_CUBLAS_CHECK(cublasDestroy(state.handle));
   }
-  if (recording_workspace_) STILLHOUSE_CUDA_CHECK(cudaFree(recording_workspace_));
 }
 
 cudaStream_t Device::Use() {
@@ -51,29 +52,22 @@ cudaStream_t Device::Use() {
   return stream_;
 }
 
-cublasHandle_t Device::CublasForRecording(cudaStream_t stream) {
-  if (!recording_cublas_) {
-    STILLHOUSE_CUBLAS_CHECK(cublasCreate(&recording_cublas_));
-    STILLHOUSE_CUBLAS_CHECK(cublasSetMathMode(
-        recording_cublas_,
-        static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)));
-    STILLHOUSE_CUDA_CHECK(cudaMalloc(&recording_workspace_, kRecordingWorkspace));
-  }
-  // A new stream forgets the workspace.
-  STILLHOUSE_CUBLAS_CHECK(cublasSetStream(recording_cublas_, stream));
-  STILLHOUSE_CUBLAS_CHECK(cublasSetWorkspace(recording_cublas_, recording_workspace_, kRecordingWorkspace));
-  return recording_cublas_;
-}
-
-cublasHandle_t Device::Cublas() {
-  if (!cublas_) {
-    STILLHOUSE_CUBLAS_CHECK(cublasCreate(&cublas_));
-    STILLHOUSE_CUBLAS_CHECK(cublasSetStream(cublas_, stream_));
+cublasHandle_t Device::Cublas(CublasState* state, cudaStream_t stream) {
+  if (!state->handle) {
+    STILLHOUSE_CUBLAS_CHECK(cublasCreate(&state->handle));
     // Plain fp32 for fp32 operands (no TF32), and fp32 sums for bf16 ones even where a product is split.
     STILLHOUSE_CUBLAS_CHECK(cublasSetMathMode(
-        cublas_, static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)));
+        state->handle,
+        static_cast<cublasMath_t>(CUBLAS_DEFAULT_MATH | CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)));
+    state->workspace = pool_->Allocate(kCublasWorkspace);
   }
-  return cublas_;
+  // Set anew for each recording: another stream may have an earlier one's address.
+  if (state->stream == stream && stream == stream_) return state->handle;
+  state->stream = stream;
+  // A new stream forgets the workspace.
+  STILLHOUSE_CUBLAS_CHECK(cublasSetStream(state->handle, stream));
+  STILLHOUSE_CUBLAS_CHECK(cublasSetWorkspace(state->handle, state->workspace->data(), kCublasWorkspace));
+  return state->handle;
 }
 
 std::shared_ptr<Buffer> UploadAsync(Backend& backend, const void* bytes, size_t size) {

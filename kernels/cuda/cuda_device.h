@@ -50,8 +50,8 @@ class RecordingScope {
 // stream, so a block of the pool may be lent again while its last reader is still queued.
 class Device {
  public:
-  // The stream stays the caller's, who destroys it after this.
-  Device(int ordinal, cudaStream_t stream, CudaStorage storage, const cudaDeviceProp& properties);
+  // The stream stays the caller's, who destroys it after this. cuBLAS works in blocks of `pool`, which outlives this.
+  Device(int ordinal, cudaStream_t stream, CudaStorage storage, const cudaDeviceProp& properties, BufferPool* pool);
   ~Device();
   Device(const Device&) = delete;
   Device& operator=(const Device&) = delete;
@@ -76,12 +76,17 @@ class Device {
   void WithCublas(const Body& body) {
     const cudaStream_t stream = Use();
     std::lock_guard<std::mutex> lock(cublas_mutex_);
-    body(CurrentRecording(this) ? CublasForRecording(stream) : Cublas());
+    body(Cublas(CurrentRecording(this) ? &recording_cublas_ : &cublas_, stream));
   }
 
  private:
-  cublasHandle_t Cublas();  // made at first use
-  cublasHandle_t CublasForRecording(cudaStream_t stream);
+  // Made at first use. A workspace of our own counts as memory that was taken, and stays where it is.
+  struct CublasState {
+    cublasHandle_t handle = nullptr;
+    cudaStream_t stream = nullptr;
+    std::shared_ptr<Buffer> workspace;
+  };
+  cublasHandle_t Cublas(CublasState* state, cudaStream_t stream);
 
   int ordinal_;
   cudaStream_t stream_;
@@ -90,10 +95,9 @@ class Device {
   int shared_bytes_per_block_;
   PinnedRing staging_;
   std::unique_ptr<AttentionState> attention_;
+  BufferPool* pool_;
   std::mutex cublas_mutex_;
-  cublasHandle_t cublas_ = nullptr;
-  cublasHandle_t recording_cublas_ = nullptr;
-  void* recording_workspace_ = nullptr;
+  CublasState cublas_, recording_cublas_;
 };
 
 // The device behind a backend; a CHECK failure for any other backend.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdlib>
+#include <shared_mutex>
 #include <utility>
 
 #include "kernels/base/logging.h"
@@ -50,6 +51,9 @@ struct BufferPool::State {
 
   std::shared_ptr<RawMemory> memory;
   size_t limit = 0;
+  bool keeps = false;
+  std::shared_mutex reclaimer_mutex;  // shared while the reclaimer runs
+  Reclaimer reclaimer;
   std::mutex mutex;
   std::map<size_t, SizeClassBlocks> free;
   uint64_t clock = 0;
@@ -64,10 +68,13 @@ struct BufferPool::State {
     }
   }
 
-  void* TakeLocked(size_t size) {
+  void LendLocked(size_t size) {
     lent += size;
     peak = std::max(peak, lent);
     needed = std::max(needed, lent);
+  }
+
+  void* TakeLocked(size_t size) {
     auto found = free.find(size);
     if (found == free.end()) return nullptr;
     found->second.used = ++clock;
@@ -75,6 +82,7 @@ struct BufferPool::State {
     void* data = found->second.blocks.back();
     found->second.blocks.pop_back();
     cached -= size;
+    LendLocked(size);
     return data;
   }
 
@@ -104,39 +112,68 @@ struct BufferPool::State {
   }
 };
 
-BufferPool::BufferPool(std::shared_ptr<RawMemory> memory, size_t limit_bytes) : state_(std::make_shared<State>()) {
+BufferPool::BufferPool(std::shared_ptr<RawMemory> memory, size_t limit_bytes, bool keeps)
+    : state_(std::make_shared<State>()) {
   state_->memory = std::move(memory);
-  state_->limit = limit_bytes;
+  state_->limit = keeps ? SIZE_MAX : limit_bytes;
+  state_->keeps = keeps;
 }
 
-std::shared_ptr<Buffer> BufferPool::Allocate(size_t bytes) {
-  const size_t size = SizeClass(bytes);
+size_t BufferPool::BlockBytes(size_t bytes) const { return state_->memory->Granted(SizeClass(bytes)); }
+
+std::shared_ptr<Buffer> BufferPool::TryAllocate(size_t bytes) {
+  const size_t size = BlockBytes(bytes);
   void* data = nullptr;
   {
     std::lock_guard<std::mutex> lock(state_->mutex);
     data = state_->TakeLocked(size);
   }
-  if (!data) data = state_->memory->Allocate(size);
   if (!data) {
-    Trim();
-    data = state_->memory->Allocate(size);
+    do {
+      data = state_->memory->Allocate(size);
+    } while (!data && Reclaim(size));
+    if (!data) return nullptr;
+    std::lock_guard<std::mutex> lock(state_->mutex);
+    state_->LendLocked(size);
   }
-  STILLHOUSE_CHECK(data != nullptr) << "out of memory: " << size << " bytes asked for, " << lent_bytes() << " lent";
   return std::make_shared<Buffer>(data, size, state_->memory->device(),
                                   [state = state_](void* block, size_t n) { state->Return(block, n); });
 }
 
-void BufferPool::Trim() {
+std::shared_ptr<Buffer> BufferPool::Allocate(size_t bytes) {
+  std::shared_ptr<Buffer> buffer = TryAllocate(bytes);
+  STILLHOUSE_CHECK(buffer != nullptr) << "out of memory: " << BlockBytes(bytes) << " bytes asked for, " << lent_bytes()
+                                      << " lent";
+  return buffer;
+}
+
+void BufferPool::SetReclaimer(Reclaimer reclaimer) {
+  std::unique_lock<std::shared_mutex> lock(state_->reclaimer_mutex);
+  state_->reclaimer = std::move(reclaimer);
+}
+
+bool BufferPool::Reclaim(size_t bytes) {
+  if (!state_->keeps && Trim() > 0) return true;
+  std::shared_lock<std::shared_mutex> lock(state_->reclaimer_mutex);
+  if (!state_->reclaimer || !state_->reclaimer(bytes)) return false;
+  // What was given up came back to this pool.
+  if (!state_->keeps) Trim();
+  return true;
+}
+
+size_t BufferPool::Trim() {
   std::map<size_t, State::SizeClassBlocks> free;
+  size_t bytes = 0;
   {
     std::lock_guard<std::mutex> lock(state_->mutex);
     free.swap(state_->free);
-    state_->cached = 0;
+    bytes = std::exchange(state_->cached, 0);
     state_->needed = state_->lent;
   }
   for (auto& [size, of_size] : free) {
     for (void* block : of_size.blocks) state_->memory->Free(block, size);
   }
+  return bytes;
 }
 
 DeviceType BufferPool::device() const { return state_->memory->device(); }

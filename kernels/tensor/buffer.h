@@ -43,6 +43,8 @@ class RawMemory {
   virtual DeviceType device() const = 0;
   virtual void* Allocate(size_t bytes) = 0;
   virtual void Free(void* data, size_t bytes) = 0;
+  // What a block of `bytes` takes of the device, which hands memory out in whole grains.
+  virtual size_t Granted(size_t bytes) const { return bytes; }
 };
 
 // Host memory; large blocks are page aligned (huge pages are asked for).
@@ -54,14 +56,27 @@ class BufferPool {
  public:
   // `limit_bytes` bounds what the pool keeps for reuse beyond what was lent at one time since the last Trim: a step
   // that is repeated finds its blocks. Sizes that nobody asked for longest go first.
-  explicit BufferPool(std::shared_ptr<RawMemory> memory, size_t limit_bytes = size_t{2} << 30);
+  // A pool that `keeps` its blocks never gives one back by itself: somebody knows their addresses.
+  explicit BufferPool(std::shared_ptr<RawMemory> memory, size_t limit_bytes = size_t{2} << 30, bool keeps = false);
 
-  // A buffer of at least `bytes`. Running out of memory ends the process with a clear log: budgets (cache admission,
-  // sequence admission) are checked long before this point.
+  // A buffer of at least `bytes`, for work that was admitted. Running out of memory ends the process with a clear log:
+  // budgets (cache admission, sequence admission) are checked long before this point.
   std::shared_ptr<Buffer> Allocate(size_t bytes);
+  // The same for what can be refused: null if there is no memory left, also after Reclaim.
+  std::shared_ptr<Buffer> TryAllocate(size_t bytes);
+  // What a buffer of at least `bytes` takes: what budgets count.
+  size_t BlockBytes(size_t bytes) const;
 
-  // Gives cached blocks back to the device.
-  void Trim();
+  // Called when the device has nothing left and no block is cached: gives memory up elsewhere (at least `bytes`, if it
+  // can) and says whether it did. Called on the allocating thread, without locks of the pool; must not allocate here.
+  // Returns when no call of the former one runs any more. Null: nobody.
+  using Reclaimer = std::function<bool(size_t bytes)>;
+  void SetReclaimer(Reclaimer reclaimer);
+  // Gives cached blocks back, or asks the reclaimer. False if neither freed anything.
+  bool Reclaim(size_t bytes);
+
+  // Gives cached blocks back to the device, and says how many bytes they were.
+  size_t Trim();
 
   DeviceType device() const;
   size_t lent_bytes() const;    // in use now

@@ -59,6 +59,15 @@ Tensor Tensor::Empty(BufferPool& pool, DType dtype, Shape shape) {
   return t;
 }
 
+Tensor Tensor::TryEmpty(BufferPool& pool, DType dtype, Shape shape) {
+  Tensor t;
+  t.dtype_ = dtype;
+  t.shape_ = std::move(shape);
+  t.strides_ = RowMajor(t.shape_);
+  t.buffer_ = pool.TryAllocate(static_cast<size_t>(std::max<int64_t>(t.bytes(), 1)));
+  return t.buffer_ ? t : Tensor();
+}
+
 Tensor Tensor::Wrap(const void* data, DType dtype, Shape shape, std::shared_ptr<const void> keep) {
   Tensor t;
   t.dtype_ = dtype;

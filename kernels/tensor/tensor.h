@@ -26,6 +26,8 @@ class Tensor {
 
   // A contiguous tensor of undefined contents.
   static Tensor Empty(BufferPool& pool, DType dtype, Shape shape);
+  // The same, or an empty Tensor where the pool has no memory left.
+  static Tensor TryEmpty(BufferPool& pool, DType dtype, Shape shape);
   // A contiguous view of host memory that the caller keeps alive (`keep` may own it).
   static Tensor Wrap(const void* data, DType dtype, Shape shape, std::shared_ptr<const void> keep = nullptr);
   // Zeroed, or copied from host values; host memory only.

@@ -1,6 +1,9 @@
 #include "server/state/memory.h"
 
+#include <algorithm>
+#include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "kernels/ops/elementwise.h"
 
@@ -112,6 +115,33 @@ std::shared_ptr<Memory> SliceMemory(const Context& ctx, const Memory& memory, in
     LayerKv copy{TakeSlots(ctx, layer.k, begin, end), TakeSlots(ctx, layer.v, begin, end), Tensor()};
     if (layer.beta) copy.beta = TakeSlots(ctx, layer.beta, begin, end);
     out->layers.push_back(std::move(copy));
+  }
+  return out;
+}
+
+std::optional<MemoryCopy> StartCopy(const Context& ctx, const Memory& memory, BufferPool& pool) {
+  MemoryCopy out;
+  std::unordered_map<const Buffer*, std::shared_ptr<Buffer>> moved;
+  const auto move = [&](const Tensor& from, Tensor* to) {
+    if (!from) return true;
+    std::shared_ptr<Buffer>& buffer = moved[from.buffer().get()];
+    if (!buffer) {
+      buffer = pool.TryAllocate(from.buffer()->bytes());
+      if (!buffer) return false;
+      // A block of the other side may be larger; one that comes back is not.
+      const size_t bytes = std::min(from.buffer()->bytes(), buffer->bytes());
+      out.pending.push_back(ctx.backend->StartCopy(from.buffer(), buffer, bytes));
+    }
+    *to = from.WithBuffer(buffer, from.dtype());
+    return true;
+  };
+  out.memory = std::make_shared<Memory>();
+  out.memory->slots = memory.slots;
+  out.memory->next_position = memory.next_position;
+  out.memory->label = memory.label;
+  for (const LayerKv& layer : memory.layers) {
+    LayerKv& to = out.memory->layers.emplace_back();
+    if (!move(layer.k, &to.k) || !move(layer.v, &to.v) || !move(layer.beta, &to.beta)) return std::nullopt;
   }
   return out;
 }

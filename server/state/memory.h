@@ -49,6 +49,19 @@ void CopySlots(const Context& ctx, const Tensor& from, const Tensor& to);
 std::shared_ptr<Memory> SliceMemory(const Context& ctx, const Memory& memory, int64_t begin, int64_t end,
                                     int64_t next_position = -1);
 
+// A memory on its way to another place: not to be read before Wait.
+struct MemoryCopy {
+  std::shared_ptr<Memory> memory;
+  std::vector<std::unique_ptr<PendingCopy>> pending;
+
+  void Wait() const {
+    for (const auto& copy : pending) copy->Wait();
+  }
+};
+// Starts copying a memory as it lies, buffer by buffer, into buffers of `pool`: from the device to host memory
+// (Backend::copy_memory) or back. Nothing if the pool has no memory left.
+std::optional<MemoryCopy> StartCopy(const Context& ctx, const Memory& memory, BufferPool& pool);
+
 // Slots [begin, end) of every layer over the same buffers, which it keeps. next_position is kept.
 Memory ViewSlots(const Memory& memory, int64_t begin, int64_t end);
 

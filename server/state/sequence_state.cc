@@ -12,7 +12,9 @@ namespace stillhouse {
 PagePool::PagePool(const Context& ctx, const ModelConfig& config, int64_t budget_bytes, DType dtype)
     : ctx_(ctx), shape_{config.layers, 2, config.kv_heads, kPageSlots, config.head_dim}, dtype_(dtype) {
   ctx_.tape = nullptr;
-  page_bytes_ = config.kv_bytes_per_slot(BlockBytes(dtype)) * kPageSlots;
+  // What it takes, not what it holds: a device hands memory out in grains.
+  page_bytes_ = static_cast<int64_t>(
+      ctx_.pool().BlockBytes(static_cast<size_t>(config.kv_bytes_per_slot(BlockBytes(dtype)) * kPageSlots)));
   total_pages_ = std::max<int64_t>(1, budget_bytes / page_bytes_);
 }
 
@@ -31,7 +33,17 @@ absl::Status PagePool::Take(int64_t count, std::vector<Tensor>* pages) {
     }
     lent_ += count;
   }
-  for (int64_t i = 0; i < count; ++i) pages->push_back(ctx_.Empty(dtype_, shape_));
+  for (int64_t i = 0; i < count; ++i) {
+    Tensor page = Tensor::TryEmpty(ctx_.pool(), dtype_, shape_);
+    if (!page) {
+      pages->resize(pages->size() - static_cast<size_t>(i));
+      std::lock_guard<std::mutex> lock(mutex_);
+      lent_ -= count;
+      return absl::ResourceExhaustedError(absl::StrCat("the device has no memory left for ", count * kPageSlots,
+                                                       " more tokens of private context: try again later"));
+    }
+    pages->push_back(std::move(page));
+  }
   return absl::OkStatus();
 }
 

@@ -2,9 +2,13 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <memory>
+#include <thread>
 #include <vector>
+
+#include "kernels/tensor/bounded_memory.h"
 
 namespace stillhouse {
 namespace {
@@ -94,6 +98,75 @@ TEST(BufferPool, BuffersOutliveIt) {
   }
   buffer.reset();
   EXPECT_EQ(memory->held, 0u);
+}
+
+TEST(BufferPool, ALimitIsMetByGivingCachedBlocksBack) {
+  auto memory = std::make_shared<CountedMemory>();
+  BufferPool pool(std::make_shared<BoundedMemory>(memory, 2 * kLarge));
+  const auto held = pool.Allocate(kLarge);
+  for (size_t i = 0; i < kLarge / kSmall; ++i) pool.Allocate(kSmall);
+  EXPECT_EQ(pool.cached_bytes(), kSmall);
+  EXPECT_NE(pool.TryAllocate(kLarge), nullptr);  // needs the room of the small one
+  EXPECT_EQ(pool.TryAllocate(2 * kLarge), nullptr);
+  EXPECT_EQ(pool.lent_bytes(), kLarge);
+  EXPECT_LE(memory->held, 2 * kLarge);
+}
+
+TEST(BufferPool, WithoutMemoryTheReclaimerIsAsked) {
+  BufferPool pool(std::make_shared<BoundedMemory>(std::make_shared<CountedMemory>(), 3 * kLarge));
+  std::vector<std::shared_ptr<Buffer>> residents = {pool.Allocate(kLarge), pool.Allocate(kLarge),
+                                                    pool.Allocate(kLarge)};
+  std::vector<size_t> asked;
+  pool.SetReclaimer([&](size_t bytes) {
+    asked.push_back(bytes);
+    if (residents.empty()) return false;
+    residents.pop_back();
+    return true;
+  });
+  EXPECT_NE(pool.TryAllocate(2 * kLarge), nullptr);
+  EXPECT_EQ(asked, (std::vector<size_t>{2 * kLarge, 2 * kLarge}));
+  EXPECT_EQ(residents.size(), 1u);
+  EXPECT_EQ(pool.TryAllocate(4 * kLarge), nullptr);
+  EXPECT_TRUE(residents.empty());
+  pool.SetReclaimer(nullptr);
+  EXPECT_EQ(pool.TryAllocate(4 * kLarge), nullptr);
+}
+
+TEST(BufferPool, OneThatKeepsItsBlocksAsksOthersOnly) {
+  auto bound = std::make_shared<BoundedMemory>(std::make_shared<CountedMemory>(), 2 * kLarge);
+  BufferPool pool(bound), keeping(bound, 0, /*keeps=*/true);
+  keeping.SetReclaimer([&](size_t bytes) { return pool.Reclaim(bytes); });
+  const void* block = keeping.Allocate(kSmall)->data();
+  pool.Allocate(kLarge);
+  const auto large = keeping.TryAllocate(kLarge + kLarge / 2);  // in the place of the other pool's block
+  EXPECT_NE(large, nullptr);
+  EXPECT_EQ(pool.cached_bytes(), 0u);
+  EXPECT_EQ(keeping.TryAllocate(kLarge), nullptr);
+  EXPECT_EQ(keeping.Allocate(kSmall)->data(), block);
+}
+
+TEST(BoundedMemory, RacingCallersStayWithinTheLimit) {
+  BoundedMemory bound(HostMemory(), 10 * static_cast<int64_t>(kLarge));
+  std::atomic<int64_t> most{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 2000; ++i) {
+        std::vector<void*> blocks;
+        for (int n = 0; n < 4; ++n) {
+          if (void* block = bound.Allocate(kLarge)) blocks.push_back(block);
+        }
+        int64_t seen = most.load();
+        while (seen < bound.taken() && !most.compare_exchange_weak(seen, bound.taken())) {
+        }
+        for (void* block : blocks) bound.Free(block, kLarge);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_LE(most.load(), bound.limit());
+  EXPECT_EQ(bound.taken(), 0);
+  EXPECT_EQ(bound.Allocate(11 * kLarge), nullptr);
 }
 
 }  // namespace
