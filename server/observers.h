@@ -28,8 +28,8 @@ class DirectoryMetrics final : public DirectoryObserver {
   void OnRoute(std::string_view method, std::string_view outcome) override {
     metrics_->Increment(Metric::kCacheRoute, {method, outcome});
   }
-  void OnLoad(absl::Duration duration) override {
-    metrics_->Observe(Metric::kCacheLoad, absl::ToDoubleSeconds(duration), {"disk"});
+  void OnLoad(std::string_view tier, absl::Duration duration) override {
+    metrics_->Observe(Metric::kCacheLoad, absl::ToDoubleSeconds(duration), {tier});
   }
   void OnChecksumFailure() override { metrics_->Increment(Metric::kChecksumFailures); }
 

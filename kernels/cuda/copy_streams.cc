@@ -73,8 +73,8 @@ std::unique_ptr<PendingCopy> CopyStreams::Start(std::shared_ptr<Buffer> from, st
     if (!stream) STILLHOUSE_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     STILLHOUSE_CUDA_CHECK(cudaEventRecord(asked_for, device_.stream()));
     STILLHOUSE_CUDA_CHECK(cudaStreamWaitEvent(stream, asked_for, 0));
-    STILLHOUSE_CUDA_CHECK(cudaMemcpyAsync(to->data(), from->data(), bytes,
-                                          up ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, stream));
+    STILLHOUSE_CUDA_CHECK(
+        cudaMemcpyAsync(to->data(), from->data(), bytes, up ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost, stream));
     copy = std::make_unique<StreamCopy>(device_, stream, std::move(from), std::move(to));
   }
   STILLHOUSE_CUDA_CHECK(cudaEventDestroy(asked_for));  // freed by the driver once it passed

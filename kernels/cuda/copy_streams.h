@@ -24,8 +24,8 @@ class PinnedMemory final : public RawMemory {
   const int ordinal_;
 };
 
-// A stream for each direction, made at first use: GPUs have a copy engine for each. Owned by the backend, which outlives
-// every copy. Any thread.
+// A stream for each direction, made at first use: GPUs have a copy engine for each. Owned by the backend, which
+// outlives every copy. Any thread.
 class CopyStreams {
  public:
   explicit CopyStreams(Device& device) : device_(device) {}
@@ -33,8 +33,8 @@ class CopyStreams {
   CopyStreams(const CopyStreams&) = delete;
   CopyStreams& operator=(const CopyStreams&) = delete;
 
-  // TensorDevice::StartCopy. The copy waits for what the device's stream has been asked for: a block that the pool lends
-  // again may have readers there. The device's stream never waits for the copy.
+  // TensorDevice::StartCopy. The copy waits for what the device's stream has been asked for: a block that the pool
+  // lends again may have readers there. The device's stream never waits for the copy.
   std::unique_ptr<PendingCopy> Start(std::shared_ptr<Buffer> from, std::shared_ptr<Buffer> to, size_t bytes);
 
  private:

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <condition_variable>
 #include <cstdlib>
 #include <shared_mutex>
 #include <utility>
@@ -60,7 +61,9 @@ struct BufferPool::State {
   size_t cached = 0;
   size_t lent = 0;
   size_t peak = 0;
-  size_t needed = 0;  // most lent at a time since the last Trim
+  size_t needed = 0;   // most lent at a time since the last Trim
+  size_t freeing = 0;  // neither cached nor the device's yet
+  std::condition_variable freed;
 
   ~State() {
     for (auto& [size, of_size] : free) {
@@ -86,6 +89,19 @@ struct BufferPool::State {
     return data;
   }
 
+  // Gives blocks, which were counted as `freeing` when they were taken out, back to the device.
+  void Free(const std::vector<std::pair<void*, size_t>>& blocks) {
+    size_t bytes = 0;
+    for (const auto& [block, size] : blocks) {
+      memory->Free(block, size);
+      bytes += size;
+    }
+    if (bytes == 0) return;
+    std::lock_guard<std::mutex> lock(mutex);
+    freeing -= bytes;
+    freed.notify_all();
+  }
+
   void Return(void* data, size_t size) {
     std::vector<std::pair<void*, size_t>> surplus;
     {
@@ -106,9 +122,10 @@ struct BufferPool::State {
         surplus.emplace_back(oldest->second.blocks.back(), oldest->first);
         oldest->second.blocks.pop_back();
         cached -= oldest->first;
+        freeing += oldest->first;
       }
     }
-    for (const auto& [block, bytes] : surplus) memory->Free(block, bytes);
+    Free(surplus);
   }
 };
 
@@ -154,6 +171,14 @@ void BufferPool::SetReclaimer(Reclaimer reclaimer) {
 
 bool BufferPool::Reclaim(size_t bytes) {
   if (!state_->keeps && Trim() > 0) return true;
+  {
+    // What others are giving back is not missing.
+    std::unique_lock<std::mutex> lock(state_->mutex);
+    if (state_->freeing > 0) {
+      state_->freed.wait(lock, [this] { return state_->freeing == 0; });
+      return true;
+    }
+  }
   std::shared_lock<std::shared_mutex> lock(state_->reclaimer_mutex);
   if (!state_->reclaimer || !state_->reclaimer(bytes)) return false;
   // What was given up came back to this pool.
@@ -162,17 +187,19 @@ bool BufferPool::Reclaim(size_t bytes) {
 }
 
 size_t BufferPool::Trim() {
-  std::map<size_t, State::SizeClassBlocks> free;
+  std::vector<std::pair<void*, size_t>> blocks;
   size_t bytes = 0;
   {
     std::lock_guard<std::mutex> lock(state_->mutex);
-    free.swap(state_->free);
+    for (auto& [size, of_size] : state_->free) {
+      for (void* block : of_size.blocks) blocks.emplace_back(block, size);
+    }
+    state_->free.clear();
     bytes = std::exchange(state_->cached, 0);
+    state_->freeing += bytes;
     state_->needed = state_->lent;
   }
-  for (auto& [size, of_size] : free) {
-    for (void* block : of_size.blocks) state_->memory->Free(block, size);
-  }
+  state_->Free(blocks);
   return bytes;
 }
 

@@ -83,9 +83,8 @@ absl::StatusOr<std::shared_ptr<Memory>> BuildRuntime::PrefillMemory(const std::v
   for (size_t begin = 0; begin < tokens.size(); begin += static_cast<size_t>(task_rows)) {
     STILLHOUSE_RETURN_IF_ERROR(timed([&](const Context& ctx) -> absl::Status {
       if (!state) {
-        const int64_t pages = (static_cast<int64_t>(tokens.size()) + PagePool::kPageSlots - 1) / PagePool::kPageSlots;
-        const int64_t bytes = config().kv_bytes_per_slot() * PagePool::kPageSlots;
-        pool = std::make_unique<PagePool>(ctx, config(), pages * bytes);
+        const int64_t slots = static_cast<int64_t>(tokens.size());
+        pool = std::make_unique<PagePool>(ctx, config(), PagePool::BytesFor(ctx, config(), DType::kF32, slots));
         state = std::make_unique<SequenceState>(std::vector<std::shared_ptr<const Memory>>{}, pool.get());
       }
       const auto piece = absl::MakeConstSpan(tokens).subspan(begin, static_cast<size_t>(task_rows));

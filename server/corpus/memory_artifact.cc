@@ -1,4 +1,5 @@
 // Memories as artifact sections and back.
+#include <algorithm>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -62,9 +63,17 @@ absl::StatusOr<std::shared_ptr<const Memory>> LoadMemory(const Context& ctx, con
   memory->next_position = static_cast<int64_t>(header.logical_length);
   memory->label = header.method;
   // One buffer: its layers are at equal distances.
-  const Tensor all = ctx.Empty(dtype, {config.layers, 2, config.kv_heads, memory->slots, config.head_dim});
+  const Tensor all =
+      Tensor::TryEmpty(ctx.pool(), dtype, {config.layers, 2, config.kv_heads, memory->slots, config.head_dim});
   Tensor beta;
-  if (header.has_beta) beta = ctx.EmptyF32({config.layers, config.kv_heads, memory->slots});
+  if (header.has_beta) {
+    beta = Tensor::TryEmpty(ctx.pool(), DType::kF32, {config.layers, config.kv_heads, memory->slots});
+  }
+  if (!all || beta.defined() != header.has_beta) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the memory needs ", LoadedBytes(ctx, header, dtype),
+                     " bytes, and the device has none left: try again when other queries have ended"));
+  }
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     const std::string prefix = absl::StrCat("layer.", layer, ".");
     LayerKv kv{all.Select(0, layer).Select(0, 0), all.Select(0, layer).Select(0, 1), Tensor()};
@@ -77,6 +86,14 @@ absl::StatusOr<std::shared_ptr<const Memory>> LoadMemory(const Context& ctx, con
     memory->layers.push_back(std::move(kv));
   }
   return memory;
+}
+
+int64_t LoadedBytes(const Context& ctx, const ArtifactHeader& header, DType dtype) {
+  const int64_t rows = int64_t{header.layers} * header.kv_heads * header.slots;
+  const auto block = [&](int64_t bytes) {
+    return static_cast<int64_t>(ctx.pool().BlockBytes(static_cast<size_t>(std::max<int64_t>(bytes, 1))));
+  };
+  return block(2 * rows * header.head_dim * BlockBytes(dtype)) + (header.has_beta ? block(4 * rows) : 0);
 }
 
 ArtifactHeader DescribeMemory(const ModelConfig& config, const Memory& memory, ArtifactHeader header,

@@ -15,16 +15,13 @@ namespace {
 
 constexpr int64_t kChunk = 256;
 
-int64_t PoolBudget(const Engine& engine) {
-  const int64_t slots =
-      (engine.context_limit() + PagePool::kPageSlots - 1) / PagePool::kPageSlots * PagePool::kPageSlots;
-  return slots * engine.weights().config.kv_bytes_per_slot();
-}
-
 }  // namespace
 
 Scorer::Scorer(const Context& ctx, Engine* engine)
-    : engine_(engine), pages_(ctx, engine->weights().config, PoolBudget(*engine), engine->options().kv_dtype) {}
+    : engine_(engine),
+      pages_(ctx, engine->weights().config,
+             PagePool::BytesFor(ctx, engine->weights().config, engine->options().kv_dtype, engine->context_limit()),
+             engine->options().kv_dtype) {}
 
 absl::StatusOr<ScoreResult> Scorer::Score(const ScoreRequest& request) {
   const int64_t prompt = static_cast<int64_t>(request.prompt.size());

@@ -9,12 +9,16 @@
 
 namespace stillhouse {
 
+int64_t PagePool::BytesFor(const Context& ctx, const ModelConfig& config, DType dtype, int64_t slots) {
+  const int64_t held = config.kv_bytes_per_slot(BlockBytes(dtype)) * kPageSlots;
+  const int64_t pages = (slots + kPageSlots - 1) / kPageSlots;
+  return pages * static_cast<int64_t>(ctx.pool().BlockBytes(static_cast<size_t>(held)));
+}
+
 PagePool::PagePool(const Context& ctx, const ModelConfig& config, int64_t budget_bytes, DType dtype)
     : ctx_(ctx), shape_{config.layers, 2, config.kv_heads, kPageSlots, config.head_dim}, dtype_(dtype) {
   ctx_.tape = nullptr;
-  // What it takes, not what it holds: a device hands memory out in grains.
-  page_bytes_ = static_cast<int64_t>(
-      ctx_.pool().BlockBytes(static_cast<size_t>(config.kv_bytes_per_slot(BlockBytes(dtype)) * kPageSlots)));
+  page_bytes_ = BytesFor(ctx, config, dtype, kPageSlots);
   total_pages_ = std::max<int64_t>(1, budget_bytes / page_bytes_);
 }
 

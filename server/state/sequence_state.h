@@ -21,6 +21,9 @@ class PagePool {
  public:
   static constexpr int64_t kPageSlots = 64;
 
+  // What the pages of so many slots take of the context's device, its grains included.
+  static int64_t BytesFor(const Context& ctx, const ModelConfig& config, DType dtype, int64_t slots);
+
   // `budget_bytes` bounds all pages lent at once.
   PagePool(const Context& ctx, const ModelConfig& config, int64_t budget_bytes, DType dtype = DType::kF32);
 
