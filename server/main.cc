@@ -23,6 +23,8 @@ Examples:
   stillhouse-server --model m.gguf --store ./store --address 0.0.0.0:7070 \
       --admin-key-file admin.key --tls-cert server.pem --tls-key server.key
       For others: every call needs a key. Make the admin's with: openssl rand -hex 32 > admin.key
+  stillhouse-server --model m.gguf --store ./store --device cuda --device-memory 60GiB --host-memory 32GiB
+      A GPU shared with others: 60 GiB of it, and caches that do not fit there wait in 32 GiB of host memory.
 
 Stop it with SIGTERM or Ctrl-C: answers in flight end (at most --drain seconds), builds go on at the next start.
 Every flag can be given in a file: --config server.toml.)";
@@ -120,14 +122,33 @@ void AddFlags(CLI::App* app, stillhouse::ServerConfig* c, double* drain_seconds,
       ->add_option("--prefill-chunk", c->prefill_chunk,
                    "Prompt tokens in one step while other queries answer (default: 256 on a processor, 2048 on a GPU)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 16));
-  machine->add_option("--kv-memory", c->kv_memory, "Memory for the keys and values of running queries")
-      ->transform(bytes)
-      ->default_str("1GiB");
+  machine
+      ->add_option_function<std::string>(
+          "--device-memory",
+          [c](const std::string& text) {
+            const absl::StatusOr<stillhouse::DeviceMemory> parsed = stillhouse::ParseDeviceMemory(text);
+            if (!parsed.ok()) throw CLI::ValidationError("--device-memory", std::string(parsed.status().message()));
+            c->device_memory = *parsed;
+          },
+          "What the server may take of a GPU in all: weights, caches, running queries, room to compute in. Bytes "
+          "(60GiB), or a share of what is free at the start (90%)")
+      ->type_name("BYTES|PERCENT")
+      ->default_str("90%");
+  machine
+      ->add_option("--kv-memory", c->kv_memory,
+                   "Memory for the keys and values of running queries (default: 1GiB; on a GPU a quarter of what "
+                   "--device-memory leaves)")
+      ->transform(bytes);
   machine
       ->add_option("--resident-memory", c->resident_memory,
-                   "Memory for caches that are ready for queries; the least used go first")
-      ->transform(bytes)
-      ->default_str("2GiB");
+                   "Memory for caches that are ready for queries; the least used go first (default: 2GiB; on a GPU the "
+                   "rest of --device-memory)")
+      ->transform(bytes);
+  machine
+      ->add_option("--host-memory", c->host_memory,
+                   "Page-locked host memory for copies of caches that left a GPU, from where they come back in "
+                   "milliseconds; 0 keeps none (default: 4GiB with a GPU, else 0)")
+      ->transform(bytes);
 
   CLI::Option_group* process = group("The process");
   process->add_option("--drain", *drain_seconds, "Seconds that answers in flight may take after SIGTERM")

@@ -1,5 +1,6 @@
 #include "server/observers.h"
 
+#include <algorithm>
 #include <fstream>
 
 #include "absl/time/clock.h"
@@ -24,8 +25,14 @@ double AvailableMemory() {
 
 }  // namespace
 
-GaugeSampler::GaugeSampler(Metrics* metrics, Engine* engine, Directory* directory, Store* store, Backend* backend)
-    : metrics_(metrics), engine_(engine), directory_(directory), store_(store), backend_(backend) {}
+GaugeSampler::GaugeSampler(Metrics* metrics, Engine* engine, Directory* directory, Store* store, Backend* backend,
+                           int64_t weight_bytes)
+    : metrics_(metrics),
+      engine_(engine),
+      directory_(directory),
+      store_(store),
+      backend_(backend),
+      weight_bytes_(weight_bytes) {}
 
 void GaugeSampler::Sample() {
   SampleEngine();
@@ -51,9 +58,15 @@ void GaugeSampler::SampleDirectory() {
   for (const ResidentStats::ByMethod& method : resident.by_method) {
     metrics_->Set(Metric::kKvCanonicalBytes, ToDouble(method.canonical_bytes), {method.method});
   }
-  const int64_t pages = (last_.pages_total - last_.pages_free) * last_.page_bytes;
-  metrics_->Set(Metric::kKvAllocatedBytes, ToDouble(resident.allocated_bytes + pages),
-                {backend_->device() == DeviceType::kCpu ? "host" : "device"});
+  sequence_bytes_ = (last_.pages_total - last_.pages_free) * last_.page_bytes;
+  memory_bytes_ = resident.allocated_bytes;
+  const int64_t here = memory_bytes_ + sequence_bytes_;
+  if (backend_->device() == DeviceType::kCpu) {
+    metrics_->Set(Metric::kKvAllocatedBytes, ToDouble(here + resident.host_bytes), {"host"});
+  } else {
+    metrics_->Set(Metric::kKvAllocatedBytes, ToDouble(here), {"device"});
+    metrics_->Set(Metric::kKvAllocatedBytes, ToDouble(resident.host_bytes), {"host"});
+  }
 }
 
 void GaugeSampler::SampleStore() {
@@ -81,9 +94,22 @@ void GaugeSampler::SampleStore() {
 
 void GaugeSampler::SampleMemory() {
   const TensorDevice::MemoryUse memory = backend_->memory();
-  metrics_->Set(Metric::kDeviceMemoryBytes, static_cast<double>(memory.used), {"used"});
-  metrics_->Set(Metric::kDeviceMemoryBytes, memory.free >= 0 ? static_cast<double>(memory.free) : AvailableMemory(),
-                {"free"});
+  const bool driver = memory.free >= 0;
+  metrics_->Set(Metric::kDeviceMemoryBytes, ToDouble(memory.used), {"used"});
+  metrics_->Set(Metric::kDeviceMemoryBytes, driver ? ToDouble(memory.free) : AvailableMemory(), {"free"});
+  const auto set = [this](std::string_view use, int64_t bytes) {
+    // The parts are read one after the other while work goes on.
+    metrics_->Set(Metric::kDeviceAllocatedBytes, ToDouble(std::max<int64_t>(0, bytes)), {use});
+  };
+  // On the host weights are mapped from their file, or lie beside the pool.
+  const int64_t pooled_weights = driver ? weight_bytes_ : 0;
+  set("weights", weight_bytes_);
+  set("memories", memory_bytes_);
+  set("sequences", sequence_bytes_);
+  set("work", memory.taken - memory.cached - pooled_weights - memory_bytes_ - sequence_bytes_);
+  set("cached", memory.cached);
+  if (driver) set("other", memory.used - memory.taken);
+  if (memory.limit >= 0) metrics_->Set(Metric::kDeviceMemoryLimit, ToDouble(memory.limit));
 }
 
 }  // namespace stillhouse

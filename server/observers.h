@@ -77,7 +77,8 @@ class BuildMetrics final : public BuildObserver {
 // Gauges that are read when Prometheus asks. All outlive its last Sample.
 class GaugeSampler {
  public:
-  GaugeSampler(Metrics* metrics, Engine* engine, Directory* directory, Store* store, Backend* backend);
+  GaugeSampler(Metrics* metrics, Engine* engine, Directory* directory, Store* store, Backend* backend,
+               int64_t weight_bytes);
   // One thread at a time.
   void Sample();
 
@@ -85,6 +86,7 @@ class GaugeSampler {
   void SampleEngine();
   void SampleDirectory();
   void SampleStore();
+  // What the memory of the device is used for: all of it that was taken, once.
   void SampleMemory();
 
   Metrics* const metrics_;
@@ -92,6 +94,9 @@ class GaugeSampler {
   Directory* const directory_;
   Store* const store_;
   Backend* const backend_;
+  const int64_t weight_bytes_;
+  int64_t memory_bytes_ = 0;  // of memories and of sequences, on the device
+  int64_t sequence_bytes_ = 0;
   EngineStats last_;                             // counters are kept by the engine: what came since
   absl::Time next_walk_ = absl::InfinitePast();  // the store's bytes are counted now and then
 };

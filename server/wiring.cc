@@ -1,12 +1,16 @@
 #include "server/wiring.h"
 
+#include <algorithm>
 #include <fstream>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <sstream>
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
 #include "absl/time/clock.h"
 #include "cache_store/store.h"
 #include "kernels/base/logging.h"
@@ -19,6 +23,7 @@
 #include "server/corpus/build_queue.h"
 #include "server/corpus/directory.h"
 #include "server/engine/engine.h"
+#include "server/engine/memory_plan.h"
 #include "server/load/llama_gguf.h"
 #include "server/metrics/metrics.h"
 #include "server/observers.h"
@@ -54,6 +59,10 @@ struct RunningServer::Parts {
   std::unique_ptr<ServiceContext> service;
   std::unique_ptr<GrpcServer> grpc;
   int metrics_port = 0;
+  MemoryPlan memory;          // of a GPU
+  int64_t host_memory = 0;    // bytes of the host tier
+  int64_t scorer_memory = 0;  // of `memory.sequences`; 0: what a context takes
+  BuildLimits build_limits;
 
   Context context() const { return Context{backend.get()}; }
 };
@@ -105,6 +114,41 @@ absl::StatusOr<DType> KvDType(const ServerConfig& config, const Backend& backend
       break;
   }
   return gpu && config.gpu_weights == GpuWeights::kBf16 ? DType::kBF16 : DType::kF32;
+}
+
+// The bytes that the server may take of a GPU: its pools refuse more from here on.
+absl::StatusOr<int64_t> LimitDeviceMemory(const ServerConfig& config, Backend* backend) {
+  const int64_t free = backend->memory().free;
+  const int64_t limit = config.device_memory.bytes > 0
+                            ? static_cast<int64_t>(std::min<uint64_t>(config.device_memory.bytes, INT64_MAX))
+                            : static_cast<int64_t>(static_cast<double>(free) * config.device_memory.percent / 100.0);
+  if (limit > free) {
+    return absl::ResourceExhaustedError(StrCat("--device-memory ", limit, " is more than ", backend->name(),
+                                               " has free, ", BytesForPeople(free),
+                                               ": give less, or end what else uses the GPU"));
+  }
+  backend->LimitMemory(limit);
+  return limit;
+}
+
+// How --device-memory is shared out over a model that takes `weights` bytes.
+absl::StatusOr<MemoryPlan> PlanFor(const ServerConfig& config, const Context& ctx, const ModelConfig& model,
+                                   int64_t device, int64_t weights, const EngineOptions& engine) {
+  const EngineOptions options = ResolveOptions(engine, ctx.backend->device());
+  MemoryRequest request;
+  request.device = device;
+  request.weights = weights;
+  request.page_bytes = PagePool::BytesFor(ctx, model, options.kv_dtype, PagePool::kPageSlots);
+  // Without queries that wait for their next token a step takes four times the chunk (PlanStep).
+  request.prefill_rows = 4 * options.prefill_chunk;
+  request.output_rows = std::max(options.max_sequences, options.max_background_sequences);
+  const auto bytes = [](std::optional<uint64_t> flag) -> std::optional<int64_t> {
+    if (!flag) return std::nullopt;
+    return static_cast<int64_t>(std::min<uint64_t>(*flag, int64_t{1} << 60));
+  };
+  request.sequences = bytes(config.kv_memory);
+  request.memories = bytes(config.resident_memory);
+  return PlanMemory(model, request);
 }
 
 // Every matrix and vector of the model, once.
@@ -179,12 +223,41 @@ ArtifactFingerprints Fingerprints(const GgufModel& model) {
 
 }  // namespace
 
+absl::StatusOr<DeviceMemory> ParseDeviceMemory(const std::string& text) {
+  DeviceMemory out;
+  if (absl::EndsWith(text, "%")) {
+    if (!absl::SimpleAtod(text.substr(0, text.size() - 1), &out.percent) || !(out.percent > 0) || out.percent > 100) {
+      return absl::InvalidArgumentError(StrCat("'", text, "' is no share; give more than 0% and at most 100%"));
+    }
+    return out;
+  }
+  std::string digits = text;
+  uint64_t unit = 1;
+  const std::pair<const char*, int> units[] = {{"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}, {"KB", 10},
+                                               {"MB", 20},  {"GB", 30},  {"TB", 40},  {"B", 0}};
+  for (const auto& [name, shift] : units) {
+    if (!absl::EndsWithIgnoreCase(text, name)) continue;
+    digits = text.substr(0, text.size() - std::string(name).size());
+    unit = uint64_t{1} << shift;
+    break;
+  }
+  double number = 0;
+  if (!absl::SimpleAtod(digits, &number) || !(number * static_cast<double>(unit) >= 1) ||
+      number * static_cast<double>(unit) > 1e18) {
+    return absl::InvalidArgumentError(StrCat("'", text, "' is no size; give bytes (60GiB) or a share (90%)"));
+  }
+  out.bytes = static_cast<uint64_t>(number * static_cast<double>(unit));
+  return out;
+}
+
 RunningServer::RunningServer(std::unique_ptr<Parts> parts) : parts_(std::move(parts)) {}
 
 RunningServer::~RunningServer() {
   // The endpoint first, while everything that its calls use is alive; then the sampler's thread.
   parts_->grpc.reset();
   parts_->metrics->StopServing();
+  // The engine outlives the directory.
+  parts_->backend->pool().SetReclaimer(nullptr);
 }
 
 absl::StatusOr<std::unique_ptr<RunningServer>> RunningServer::Start(const ServerConfig& config) {
@@ -229,9 +302,45 @@ absl::StatusOr<std::unique_ptr<RunningServer>> RunningServer::Start(const Server
   absl::Status why_cpu;
   STILLHOUSE_ASSIGN_OR_RETURN(p.backend, MakeBackend(config, &why_cpu));
   const Context ctx = p.context();
-  absl::StatusOr<GgufModel> model = LoadGgufModel(ctx, config.model, config.random_weights);
-  if (!model.ok()) return Explain(StrCat("--model ", config.model), model.status());
+  EngineOptions engine;
+  engine.max_sequences = config.max_sequences;
+  engine.max_waiting = config.max_queue;
+  engine.prefill_chunk = config.prefill_chunk;
+  engine.context_limit = config.context;
+  STILLHOUSE_ASSIGN_OR_RETURN(engine.kv_dtype, KvDType(config, *p.backend));
+
+  // A GPU's memory is planned before the model is put there, from its shape, and then from what it took.
+  const bool gpu = p.backend->device() != DeviceType::kCpu;
+  int64_t device_memory = 0;
+  if (gpu) {
+    STILLHOUSE_ASSIGN_OR_RETURN(device_memory, LimitDeviceMemory(config, p.backend.get()));
+  }
+  const auto admit = [&](const ModelConfig& shape) -> absl::Status {
+    if (!gpu) return absl::OkStatus();
+    const int64_t weights = WeightBytes(shape, config.gpu_weights == GpuWeights::kBf16 ? 2 : 4);
+    return PlanFor(config, ctx, shape, device_memory, weights, engine).status();
+  };
+  absl::StatusOr<GgufModel> model = LoadGgufModel(ctx, config.model, config.random_weights, admit);
+  if (!model.ok()) {
+    if (absl::IsResourceExhausted(model.status())) return model.status();
+    return Explain(StrCat("--model ", config.model), model.status());
+  }
   p.model = *std::move(model);
+  if (gpu) {
+    p.backend->Synchronize();
+    ctx.pool().Trim();  // the file's bytes, before they were decoded
+    const ModelConfig& shape = p.model.weights->config;
+    STILLHOUSE_ASSIGN_OR_RETURN(p.memory, PlanFor(config, ctx, shape, device_memory, p.model.weights->bytes(), engine));
+    p.build_limits = LimitsOfBuilds(shape, p.memory.builds);
+    STILLHOUSE_LOG(INFO) << "of " << BytesForPeople(device_memory) << " of GPU memory: weights "
+                         << BytesForPeople(p.memory.weights) << ", work " << BytesForPeople(p.memory.work)
+                         << ", builds " << BytesForPeople(p.memory.builds) << ", running queries "
+                         << BytesForPeople(p.memory.sequences) << ", caches " << BytesForPeople(p.memory.memories);
+  } else {
+    p.memory.sequences = static_cast<int64_t>(config.kv_memory.value_or(uint64_t{1} << 30));
+    p.memory.memories = static_cast<int64_t>(config.resident_memory.value_or(uint64_t{2} << 30));
+  }
+  p.host_memory = static_cast<int64_t>(config.host_memory.value_or(gpu ? uint64_t{4} << 30 : 0));
   if (!config.random_weights.empty()) {
     STILLHOUSE_LOG(WARNING) << "the parameters of " << p.model.weights->config.name
                             << " are generated: answers are noise, for measuring only";
@@ -244,22 +353,25 @@ absl::StatusOr<std::unique_ptr<RunningServer>> RunningServer::Start(const Server
   p.directory_metrics = std::make_unique<DirectoryMetrics>(p.metrics.get());
   p.build_metrics = std::make_unique<BuildMetrics>(p.metrics.get());
 
-  EngineOptions engine;
-  engine.max_sequences = config.max_sequences;
-  engine.max_waiting = config.max_queue;
-  engine.prefill_chunk = config.prefill_chunk;
-  engine.page_budget_bytes = static_cast<int64_t>(config.kv_memory);
-  engine.context_limit = config.context;
+  if (gpu) {
+    // What is scored has pages of its own, of the same part.
+    const ModelConfig& shape = p.model.weights->config;
+    const int64_t context = config.context > 0 ? std::min(config.context, shape.context_length) : shape.context_length;
+    p.scorer_memory = std::min(PagePool::BytesFor(ctx, shape, engine.kv_dtype, context), p.memory.sequences / 4);
+  }
+  engine.page_budget_bytes = p.memory.sequences - p.scorer_memory;
   engine.vocabulary = p.model.tokenizer->vocab_size();
-  STILLHOUSE_ASSIGN_OR_RETURN(engine.kv_dtype, KvDType(config, *p.backend));
   engine.observer = p.engine_metrics.get();
   p.engine = std::make_unique<Engine>(ctx, p.model.weights, engine);
 
   DirectoryOptions directory;
-  directory.budget_bytes = static_cast<int64_t>(config.resident_memory);
+  directory.budget_bytes = p.memory.memories;
+  directory.host_budget_bytes = p.host_memory;
   directory.dtype = engine.kv_dtype;
   directory.observer = p.directory_metrics.get();
   p.directory = std::make_unique<Directory>(ctx, p.model.weights, Fingerprints(p.model), p.store.get(), directory);
+  p.backend->pool().SetReclaimer(
+      [d = p.directory.get()](size_t bytes) { return d->GiveUp(static_cast<int64_t>(bytes)); });
 
   BuildServices services;
   services.engine = p.engine.get();
@@ -267,10 +379,11 @@ absl::StatusOr<std::unique_ptr<RunningServer>> RunningServer::Start(const Server
   services.directory = p.directory.get();
   services.tokenizer = p.model.tokenizer.get();
   services.chat = p.model.chat.get();
+  services.limits = p.build_limits;
   BuildQueueOptions builds;
   builds.observer = p.build_metrics.get();
   p.builds = std::make_unique<BuildQueue>(services, builds);
-  p.scorer = std::make_unique<Scorer>(ctx, p.engine.get());
+  p.scorer = std::make_unique<Scorer>(ctx, p.engine.get(), p.scorer_memory);
 
   p.authenticator = std::make_unique<Authenticator>(p.store.get(), admin_key);
   p.tenants = std::make_unique<TenantRegistry>(p.store.get());
@@ -316,7 +429,7 @@ absl::StatusOr<std::unique_ptr<RunningServer>> RunningServer::Start(const Server
   p.metrics->Set(Metric::kWeightsBytes, static_cast<double>(facts.weight_bytes));
   p.metrics->Set(Metric::kBuildInfo, 1, {facts.version, facts.backend});
   p.sampler = std::make_unique<GaugeSampler>(p.metrics.get(), p.engine.get(), p.directory.get(), p.store.get(),
-                                             p.backend.get());
+                                             p.backend.get(), facts.weight_bytes);
   p.metrics->AddSampler([&p] {
     std::lock_guard<std::mutex> lock(p.sampler_mutex);
     p.sampler->Sample();

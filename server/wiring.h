@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,14 @@ namespace stillhouse {
 enum class Device : uint8_t { kAuto, kCpu, kCuda };
 enum class GpuWeights : uint8_t { kF32, kBf16 };
 enum class KvType : uint8_t { kAuto, kF32, kBf16 };
+
+// A share of what a GPU has free when the server starts, or bytes.
+struct DeviceMemory {
+  double percent = 90;
+  uint64_t bytes = 0;  // 0: the share
+};
+// "90%", "60GiB", "1500000000". INVALID_ARGUMENT says what there may be.
+absl::StatusOr<DeviceMemory> ParseDeviceMemory(const std::string& text);
 
 // What the flags say. Paths are the operator's own.
 struct ServerConfig {
@@ -33,9 +42,11 @@ struct ServerConfig {
   int64_t context = 0;        // positions; 0: the model's
   int64_t max_sequences = 16;
   int64_t max_queue = 256;
-  int64_t prefill_chunk = 0;                     // 0: the engine's
-  uint64_t kv_memory = uint64_t{1} << 30;        // bytes of running sequences
-  uint64_t resident_memory = uint64_t{2} << 30;  // bytes of resident caches
+  int64_t prefill_chunk = 0;                // 0: the engine's
+  DeviceMemory device_memory;               // all that the server takes of a GPU
+  std::optional<uint64_t> kv_memory;        // of running sequences; none: 1 GiB, or a share of the GPU's
+  std::optional<uint64_t> resident_memory;  // of resident caches; none: 2 GiB, or what is left of the GPU's
+  std::optional<uint64_t> host_memory;      // copies of caches that left the GPU; none: 4 GiB beside a GPU
 
   uint64_t max_corpus = uint64_t{1} << 30;
   uint64_t max_artifact = uint64_t{16} << 30;

@@ -14,6 +14,7 @@
 #include "server/corpus/build_spec.h"
 #include "server/corpus/directory.h"
 #include "server/engine/engine.h"
+#include "server/engine/memory_plan.h"
 #include "server/token/chat_template.h"
 #include "server/token/tokenizer.h"
 
@@ -67,6 +68,7 @@ struct BuildServices {
   Directory* directory = nullptr;
   const Tokenizer* tokenizer = nullptr;
   const ChatTemplate* chat = nullptr;
+  BuildLimits limits;
 };
 
 // One builder thread; device work goes through the engine at background priority, so queries are never starved. At

@@ -10,6 +10,7 @@
 
 #include "absl/status/statusor.h"
 #include "server/engine/engine.h"
+#include "server/engine/memory_plan.h"
 #include "server/token/chat_template.h"
 #include "server/token/tokenizer.h"
 
@@ -25,6 +26,7 @@ struct BuildRuntime {
   std::function<absl::Status()> check;
   // Rows of one task: short enough for a queue of queries to wait behind it.
   int64_t task_rows = 256;
+  int64_t teacher_bytes = BuildLimits().teacher_bytes;  // keys and values of the document, at most
 
   const ModelConfig& config() const { return engine->weights().config; }
   // Runs a task of under about a second on the engine's thread, unless the build should stop.

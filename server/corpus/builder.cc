@@ -100,6 +100,7 @@ class CacheBuilder::Impl {
     runtime_.tenant = spec.tenant;
     runtime_.operation_id = operation_id_;
     runtime_.check = hooks_.check;
+    runtime_.teacher_bytes = services_.limits.teacher_bytes;
   }
 
   void Resume(std::string_view bytes, const BuildProgress& progress) {
@@ -271,7 +272,9 @@ class CacheBuilder::Impl {
       return absl::FailedPreconditionError("the document is empty, or holds nothing that the model's tokenizer knows");
     }
     return services_.engine->Execute(Priority::kBackground, [&](const Context& ctx) {
-      runtime_.task_rows = ctx.backend->device() == DeviceType::kCpu ? kCpuTaskRows : kDeviceTaskRows;
+      const int64_t suits = ctx.backend->device() == DeviceType::kCpu ? kCpuTaskRows : kDeviceTaskRows;
+      const int64_t most = services_.limits.task_rows;
+      runtime_.task_rows = most > 0 ? std::min(suits, most) : suits;
       return absl::OkStatus();
     });
   }
@@ -434,6 +437,7 @@ class CacheBuilder::Impl {
     options.beta2 = t.beta2;
     options.seed = spec_.seed;
     options.task_rows = runtime_.task_rows;
+    options.checkpoint_rows = services_.limits.checkpoint_rows;
     std::vector<Conversation> training, held_out;
     for (const Conversation* c : training_) training.push_back(*c);
     for (const Conversation* c : held_out_) held_out.push_back(*c);

@@ -9,13 +9,6 @@
 #include "server/train/scorer.h"
 
 namespace stillhouse {
-namespace {
-
-// Keys and values of a document that is being built, at most.
-constexpr int64_t kMostTeacherBytes = int64_t{6} << 30;
-
-}  // namespace
-
 absl::StatusOr<std::vector<int32_t>> QuestionPrompt(const ChatTemplate& chat, std::string_view question) {
   STILLHOUSE_ASSIGN_OR_RETURN(std::vector<int32_t> ids, chat.EncodeTurn("user", question));
   const std::vector<int32_t> header = chat.GenerationPrompt();
@@ -35,9 +28,9 @@ absl::StatusOr<std::unique_ptr<Teacher>> Teacher::Create(const BuildRuntime* run
     teacher->next_position_ = std::max(teacher->next_position_, window.size() + document->frame());
     held += (window.size() + document->frame()) * runtime->config().kv_bytes_per_slot();
   }
-  if (held > kMostTeacherBytes) {
+  if (held > runtime->teacher_bytes) {
     return absl::ResourceExhaustedError(absl::StrCat("the document has ", tokens, " tokens; its keys and values take ",
-                                                     held, " bytes while it is built, at most ", kMostTeacherBytes,
+                                                     held, " bytes while it is built, at most ", runtime->teacher_bytes,
                                                      " are allowed: split the document into several corpora"));
   }
   return teacher;

@@ -77,14 +77,10 @@ class Engine::Impl {
   Impl(const Context& ctx, std::shared_ptr<const Weights> weights, const EngineOptions& options)
       : ctx_(ctx),
         weights_(std::move(weights)),
-        options_(options),
+        options_(ResolveOptions(options, ctx.backend->device())),
         pages_(ctx, weights_->config, options.page_budget_bytes, options.kv_dtype),
         turns_(options.background_share) {
     ctx_.tape = nullptr;
-    // A processor is full with a few rows; a GPU wants many for one pass over the weights.
-    const bool gpu = ctx_.backend->device() != DeviceType::kCpu;
-    if (options_.max_background_sequences <= 0) options_.max_background_sequences = gpu ? 256 : 32;
-    if (options_.prefill_chunk <= 0) options_.prefill_chunk = gpu ? 2048 : 256;
     if (options_.vocabulary <= 0) options_.vocabulary = weights_->config.vocabulary;
     const int64_t model_limit = weights_->config.context_length;
     if (options_.record_steps) decode_steps_ = std::make_unique<DecodeSteps>(ctx_, weights_, options_.vocabulary);
@@ -593,6 +589,14 @@ class Engine::Impl {
   bool task_toggle_ = false;
   std::thread thread_;  // last: it uses everything above
 };
+
+EngineOptions ResolveOptions(EngineOptions options, DeviceType device) {
+  // A processor is full with a few rows; a GPU wants many for one pass over the weights.
+  const bool gpu = device != DeviceType::kCpu;
+  if (options.max_background_sequences <= 0) options.max_background_sequences = gpu ? 256 : 32;
+  if (options.prefill_chunk <= 0) options.prefill_chunk = gpu ? 2048 : 256;
+  return options;
+}
 
 Engine::Engine(const Context& ctx, std::shared_ptr<const Weights> weights, const EngineOptions& options)
     : impl_(std::make_unique<Impl>(ctx, std::move(weights), options)) {}

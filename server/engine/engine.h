@@ -53,6 +53,9 @@ struct EngineOptions {
   EngineObserver* observer = nullptr;
 };
 
+// With what zeros stand for on a device.
+EngineOptions ResolveOptions(EngineOptions options, DeviceType device);
+
 // Handle of a submitted request; cheap to copy, safe after the end.
 class GenerationHandle {
  public:

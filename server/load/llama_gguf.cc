@@ -307,7 +307,8 @@ absl::StatusOr<Weights> WeightsFromGguf(const std::shared_ptr<const GgufFile>& f
   return weights;
 }
 
-absl::StatusOr<GgufModel> LoadGgufModel(const Context& ctx, const std::string& path, const std::string& random_shape) {
+absl::StatusOr<GgufModel> LoadGgufModel(const Context& ctx, const std::string& path, const std::string& random_shape,
+                                        const std::function<absl::Status(const ModelConfig&)>& admit) {
   STILLHOUSE_ASSIGN_OR_RETURN(const std::shared_ptr<const GgufFile> file, GgufFile::Open(path));
   const std::string name = Printable(path.substr(path.find_last_of('/') + 1));
   const auto about_file = [&](const absl::Status& status) {
@@ -336,6 +337,7 @@ absl::StatusOr<GgufModel> LoadGgufModel(const Context& ctx, const std::string& p
   } else {
     model.chat_status = chat.status();
   }
+  if (admit) STILLHOUSE_RETURN_IF_ERROR(admit(raw->config));
   auto weights = random_shape.empty() ? FinishWeights(ctx, *std::move(raw)) : RandomWeights(ctx, random_shape);
   if (!weights.ok()) return about_file(weights.status());
   model.weights = *std::move(weights);

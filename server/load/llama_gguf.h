@@ -1,6 +1,7 @@
 #ifndef STILLHOUSE_SERVER_LOAD_LLAMA_GGUF_H_
 #define STILLHOUSE_SERVER_LOAD_LLAMA_GGUF_H_
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -39,8 +40,10 @@ struct GgufModel {
 
 // Opens, checks and prepares a model file. The context needs a backend and must outlive the model's use. With a
 // `random_shape` (load/random_weights.h) the file gives tokenizer and template only, and the parameters are generated.
+// `admit`, if given, is asked before any parameter is put on the device; what it refuses is not loaded.
 absl::StatusOr<GgufModel> LoadGgufModel(const Context& ctx, const std::string& path,
-                                        const std::string& random_shape = "");
+                                        const std::string& random_shape = "",
+                                        const std::function<absl::Status(const ModelConfig&)>& admit = nullptr);
 
 }  // namespace stillhouse
 

@@ -39,7 +39,9 @@ enum class Metric : uint8_t {
   kStoreBytes,  // {kind}
   kResidentCaches,
   kCompressionRatio,
-  kDeviceMemoryBytes,  // {state}
+  kDeviceMemoryBytes,     // {state}
+  kDeviceAllocatedBytes,  // {use}
+  kDeviceMemoryLimit,
   // Which memory answered.
   kCacheRoute,     // {method, outcome}
   kAttentionMass,  // {segment}

@@ -17,10 +17,13 @@ constexpr int64_t kChunk = 256;
 
 }  // namespace
 
-Scorer::Scorer(const Context& ctx, Engine* engine)
+int64_t Scorer::ContextBytes(const Context& ctx, const Engine& engine) {
+  return PagePool::BytesFor(ctx, engine.weights().config, engine.options().kv_dtype, engine.context_limit());
+}
+
+Scorer::Scorer(const Context& ctx, Engine* engine, int64_t page_bytes)
     : engine_(engine),
-      pages_(ctx, engine->weights().config,
-             PagePool::BytesFor(ctx, engine->weights().config, engine->options().kv_dtype, engine->context_limit()),
+      pages_(ctx, engine->weights().config, page_bytes > 0 ? page_bytes : ContextBytes(ctx, *engine),
              engine->options().kv_dtype) {}
 
 absl::StatusOr<ScoreResult> Scorer::Score(const ScoreRequest& request) {

@@ -41,15 +41,17 @@ struct ScoreResult {
 // Thread-safe; Score blocks.
 class Scorer {
  public:
-  // `ctx` is of the engine's backend.
-  Scorer(const Context& ctx, Engine* engine);
+  // `ctx` is of the engine's backend. `page_bytes` bounds its pages; 0: as many as the context has positions.
+  Scorer(const Context& ctx, Engine* engine, int64_t page_bytes = 0);
 
   // INVALID_ARGUMENT for an empty prompt; OUT_OF_RANGE, with both numbers, for more than the context
-  // holds; UNAVAILABLE when too many requests wait; DEADLINE_EXCEEDED.
+  // holds; RESOURCE_EXHAUSTED for more than the pages hold; UNAVAILABLE when too many requests wait; DEADLINE_EXCEEDED.
   absl::StatusOr<ScoreResult> Score(const ScoreRequest& request);
 
  private:
   static constexpr int kMaxWaiting = 4;
+
+  static int64_t ContextBytes(const Context& ctx, const Engine& engine);
 
   Engine* engine_;
   PagePool pages_;
