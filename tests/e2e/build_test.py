@@ -202,6 +202,26 @@ class Restarts(unittest.TestCase):
         self.assertEqual(self.ask(operation.cache), before)
         self.assertEqual(self.server.metric("stillhouse_cache_route_total", outcome="cold"), 1)
 
+    def test_caches_that_left_come_back_from_host_memory(self):
+        names = []
+        for cache_id in ("one", "two"):
+            operation = self.server.build("doc", cache_id, types_pb2.FULL)
+            self.assertFalse(operation.HasField("error"), operation.error)
+            names.append(operation.cache)
+        expected = [self.ask(name) for name in names]
+        both = self.server.metric("stillhouse_device_allocated_bytes", use="memories")
+        self.assertEqual(self.server.stop(), 0)
+        # Room for one of the two.
+        self.server.start("--resident-memory", str(int(both * 0.75)), "--host-memory", "16MiB")
+        for _ in range(2):
+            for name, answers in zip(names, expected):
+                self.assertEqual(self.ask(name), answers)
+        route = lambda outcome: self.server.metric("stillhouse_cache_route_total", outcome=outcome)
+        self.assertEqual(route("cold"), 2)
+        self.assertEqual(route("warm"), 2)
+        self.assertEqual(self.server.metric("stillhouse_cache_load_seconds_count", tier="host"), 2)
+        self.assertEqual(self.server.metric("stillhouse_device_allocated_bytes", use="memories"), both / 2)
+
     def test_kill_in_the_middle_of_a_build_resumes_it(self):
         fields = recipe(training=caches_pb2.TrainingOptions(steps=150, rows_per_step=2, evaluate_every=50), seed=7)
         reference = self.server.build("doc", "reference", types_pb2.CARTRIDGE, **fields)

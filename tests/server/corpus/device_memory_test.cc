@@ -314,6 +314,24 @@ TEST_F(DeviceMemoryTest, TheBooksAreTheDriversAndReloadsAreExact) {
   Compare("forgotten", other);
 }
 
+// Blocks take what the pool says that they take, whatever their size.
+TEST(DeviceMemoryGrains, AreTheDrivers) {
+  const std::unique_ptr<Backend> backend = testing::MakeTestBackend();
+  if (backend->device() == DeviceType::kCpu) GTEST_SKIP() << "no GPU: set STILLHOUSE_TEST_DEVICE=cuda";
+  for (const auto& [kib, count] :
+       {std::pair<size_t, int>{100, 3000}, {700, 400}, {1100, 200}, {3000, 100}, {5000, 60}, {9000, 40}, {47000, 8}}) {
+    backend->pool().Trim();
+    const TensorDevice::MemoryUse before = backend->memory();
+    std::vector<std::shared_ptr<Buffer>> blocks;
+    for (int i = 0; i < count; ++i) blocks.push_back(backend->pool().Allocate(kib << 10));
+    const TensorDevice::MemoryUse use = backend->memory();
+    const double driver = static_cast<double>(use.used - before.used),
+                 ours = static_cast<double>(use.taken - before.taken);
+    std::printf("%d blocks of %zu KiB: driver %.1f MiB, ours %.1f\n", count, kib, driver / 1048576, ours / 1048576);
+    EXPECT_NEAR(ours, driver, kTolerance * driver) << kib;
+  }
+}
+
 TEST_F(DeviceMemoryTest, ALimitRefusesAndNothingDies) {
   const int64_t bytes = MemoryBytes();
   Open(kMemories * bytes, 0);
