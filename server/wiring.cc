@@ -317,8 +317,14 @@ absl::StatusOr<std::unique_ptr<RunningServer>> RunningServer::Start(const Server
   }
   const auto admit = [&](const ModelConfig& shape) -> absl::Status {
     if (!gpu) return absl::OkStatus();
-    const int64_t weights = WeightBytes(shape, config.gpu_weights == GpuWeights::kBf16 ? 2 : 4);
-    return PlanFor(config, ctx, shape, device_memory, weights, engine).status();
+    const bool bf16 = config.gpu_weights == GpuWeights::kBf16;
+    const int64_t weights = WeightBytes(shape, bf16 ? 2 : 4);
+    STILLHOUSE_RETURN_IF_ERROR(PlanFor(config, ctx, shape, device_memory, weights, engine).status());
+    // Generated parameters are bf16 first, all of them.
+    const int64_t generated = config.random_weights.empty() || bf16 ? 0 : WeightBytes(shape, 2);
+    if (weights + generated <= device_memory) return absl::OkStatus();
+    return absl::ResourceExhaustedError(StrCat("generating weights takes ", BytesForPeople(weights + generated),
+                                               " for a moment: give --device-memory as much, or --gpu-weights bf16"));
   };
   absl::StatusOr<GgufModel> model = LoadGgufModel(ctx, config.model, config.random_weights, admit);
   if (!model.ok()) {

@@ -19,7 +19,7 @@
 namespace stillhouse {
 namespace {
 
-constexpr size_t kGrain = size_t{2} << 20;
+constexpr size_t kGrain = size_t{2} << 20, kAlignment = 512;
 
 // Raw device memory of one GPU. The pool above it keeps freed blocks, so that a step allocates nothing. Every user of
 // the backend works on its one stream, so a block may be lent again while its last reader is still queued.
@@ -29,9 +29,11 @@ class DeviceMemory final : public RawMemory {
 
   DeviceType device() const override { return DeviceType::kCuda; }
 
-  // The driver maps whole grains; smaller blocks share one.
+  // The driver maps whole grains; blocks of one size share one, as many as there is room for.
   size_t Granted(size_t bytes) const override {
-    return bytes < kGrain / 2 ? bytes : (bytes + kGrain - 1) / kGrain * kGrain;
+    if (bytes > kGrain / 2) return (bytes + kGrain - 1) / kGrain * kGrain;
+    const size_t aligned = std::max<size_t>((bytes + kAlignment - 1) / kAlignment * kAlignment, kAlignment);
+    return kGrain / (kGrain / aligned) / kAlignment * kAlignment;
   }
 
   void* Allocate(size_t bytes) override {

@@ -7,7 +7,6 @@
 #include <mutex>
 #include <optional>
 #include <tuple>
-#include <unordered_set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -48,17 +47,10 @@ struct Resident {
   uint64_t leaving = 0;  // which copy to the host tier it waits for
 };
 
-// What a memory's buffers will take of a pool.
+// What a copy of a memory will take of a pool.
 int64_t BytesIn(const BufferPool& pool, const Memory& memory) {
-  std::unordered_set<const Buffer*> seen;
   int64_t bytes = 0;
-  for (const LayerKv& layer : memory.layers) {
-    for (const Tensor* t : {&layer.k, &layer.v, &layer.beta}) {
-      if (*t && seen.insert(t->buffer().get()).second) {
-        bytes += static_cast<int64_t>(pool.BlockBytes(t->buffer()->bytes()));
-      }
-    }
-  }
+  for (const BufferExtent& extent : Extents(memory)) bytes += static_cast<int64_t>(pool.BlockBytes(extent.bytes));
   return bytes;
 }
 

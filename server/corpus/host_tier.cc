@@ -97,7 +97,9 @@ bool HostTier::DropOldest() {
 
 std::optional<MemoryCopy> HostTier::StartCopyDown(const Memory& memory) {
   // One that can never fit drives nothing out.
-  if (memory.allocated_bytes() > budget_) return std::nullopt;
+  int64_t bytes = 0;
+  for (const BufferExtent& extent : Extents(memory)) bytes += static_cast<int64_t>(pool_.BlockBytes(extent.bytes));
+  if (bytes > budget_) return std::nullopt;
   while (true) {
     std::optional<MemoryCopy> copy = StartCopy(ctx_, memory, pool_);
     if (copy || !DropOldest()) return copy;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
 #include "kernels/ops/elementwise.h"
@@ -29,14 +28,27 @@ int64_t Memory::canonical_bytes() const {
 }
 
 int64_t Memory::allocated_bytes() const {
-  std::unordered_set<const Buffer*> seen;
   int64_t total = 0;
-  for (const LayerKv& layer : layers) {
+  for (const BufferExtent& extent : Extents(*this)) total += static_cast<int64_t>(extent.buffer->bytes());
+  return total;
+}
+
+std::vector<BufferExtent> Extents(const Memory& memory) {
+  std::vector<BufferExtent> extents;
+  std::unordered_map<const Buffer*, size_t> index;
+  for (const LayerKv& layer : memory.layers) {
     for (const Tensor* t : {&layer.k, &layer.v, &layer.beta}) {
-      if (t->defined() && seen.insert(t->buffer().get()).second) total += static_cast<int64_t>(t->buffer()->bytes());
+      if (!*t) continue;
+      const auto [at, fresh] = index.emplace(t->buffer().get(), extents.size());
+      if (fresh) extents.push_back({t->buffer(), 0});
+      int64_t last = t->offset();
+      for (int i = 0; i < t->rank(); ++i) last += (t->dim(i) - 1) * t->stride(i);
+      const int64_t bytes = t->elements() > 0 ? (last + 1) * static_cast<int64_t>(BlockBytes(t->dtype())) : 0;
+      size_t& reached = extents[at->second].bytes;
+      reached = std::max(reached, static_cast<size_t>(bytes));
     }
   }
-  return total;
+  return extents;
 }
 
 std::optional<KvLayers> LayersOf(const Memory& memory) {
@@ -122,26 +134,21 @@ std::shared_ptr<Memory> SliceMemory(const Context& ctx, const Memory& memory, in
 std::optional<MemoryCopy> StartCopy(const Context& ctx, const Memory& memory, BufferPool& pool) {
   MemoryCopy out;
   std::unordered_map<const Buffer*, std::shared_ptr<Buffer>> moved;
-  const auto move = [&](const Tensor& from, Tensor* to) {
-    if (!from) return true;
-    std::shared_ptr<Buffer>& buffer = moved[from.buffer().get()];
-    if (!buffer) {
-      buffer = pool.TryAllocate(from.buffer()->bytes());
-      if (!buffer) return false;
-      // A block of the other side may be larger; one that comes back is not.
-      const size_t bytes = std::min(from.buffer()->bytes(), buffer->bytes());
-      out.pending.push_back(ctx.backend->StartCopy(from.buffer(), buffer, bytes));
-    }
-    *to = from.WithBuffer(buffer, from.dtype());
-    return true;
+  for (const BufferExtent& extent : Extents(memory)) {
+    std::shared_ptr<Buffer> buffer = pool.TryAllocate(extent.bytes);
+    if (!buffer) return std::nullopt;
+    out.pending.push_back(ctx.backend->StartCopy(extent.buffer, buffer, extent.bytes));
+    moved[extent.buffer.get()] = std::move(buffer);
+  }
+  const auto there = [&](const Tensor& from) {
+    return from ? from.WithBuffer(moved[from.buffer().get()], from.dtype()) : Tensor();
   };
   out.memory = std::make_shared<Memory>();
   out.memory->slots = memory.slots;
   out.memory->next_position = memory.next_position;
   out.memory->label = memory.label;
   for (const LayerKv& layer : memory.layers) {
-    LayerKv& to = out.memory->layers.emplace_back();
-    if (!move(layer.k, &to.k) || !move(layer.v, &to.v) || !move(layer.beta, &to.beta)) return std::nullopt;
+    out.memory->layers.push_back({there(layer.k), there(layer.v), there(layer.beta)});
   }
   return out;
 }

@@ -34,6 +34,13 @@ struct Memory {
   int64_t allocated_bytes() const;
 };
 
+// The buffers that hold a memory, each once, and how many of its bytes the memory reaches.
+struct BufferExtent {
+  std::shared_ptr<Buffer> buffer;
+  size_t bytes = 0;
+};
+std::vector<BufferExtent> Extents(const Memory& memory);
+
 // Its layers as one run, if they lie at equal distances.
 std::optional<KvLayers> LayersOf(const Memory& memory);
 
@@ -58,7 +65,7 @@ struct MemoryCopy {
     for (const auto& copy : pending) copy->Wait();
   }
 };
-// Starts copying a memory as it lies, buffer by buffer, into buffers of `pool`: from the device to host memory
+// Starts copying a memory as it lies, extent by extent, into buffers of `pool`: from the device to host memory
 // (Backend::copy_memory) or back. Nothing if the pool has no memory left.
 std::optional<MemoryCopy> StartCopy(const Context& ctx, const Memory& memory, BufferPool& pool);
 
