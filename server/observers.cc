@@ -55,8 +55,12 @@ void GaugeSampler::SampleDirectory() {
   const ResidentStats resident = directory_->stats();
   metrics_->Set(Metric::kResidentCaches, ToDouble(resident.memories));
   metrics_->Set(Metric::kRequestsWaiting, ToDouble(resident.waiting), {"load"});
+  for (auto& [method, bytes] : canonical_bytes_) bytes = 0;  // those whose last memory went
   for (const ResidentStats::ByMethod& method : resident.by_method) {
-    metrics_->Set(Metric::kKvCanonicalBytes, ToDouble(method.canonical_bytes), {method.method});
+    canonical_bytes_[method.method] = method.canonical_bytes;
+  }
+  for (const auto& [method, bytes] : canonical_bytes_) {
+    metrics_->Set(Metric::kKvCanonicalBytes, ToDouble(bytes), {method});
   }
   sequence_bytes_ = (last_.pages_total - last_.pages_free) * last_.page_bytes;
   memory_bytes_ = resident.allocated_bytes;

@@ -2,6 +2,7 @@
 #ifndef STILLHOUSE_SERVER_OBSERVERS_H_
 #define STILLHOUSE_SERVER_OBSERVERS_H_
 
+#include <map>
 #include <string>
 #include <string_view>
 
@@ -95,7 +96,8 @@ class GaugeSampler {
   Store* const store_;
   Backend* const backend_;
   const int64_t weight_bytes_;
-  int64_t memory_bytes_ = 0;  // of memories and of sequences, on the device
+  std::map<std::string, int64_t> canonical_bytes_;  // by method
+  int64_t memory_bytes_ = 0;                        // of memories and of sequences, on the device
   int64_t sequence_bytes_ = 0;
   EngineStats last_;                             // counters are kept by the engine: what came since
   absl::Time next_walk_ = absl::InfinitePast();  // the store's bytes are counted now and then
