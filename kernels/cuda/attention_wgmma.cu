@@ -1,10 +1,14 @@
 // Attention forward on bf16 keys and values for long sequences: warpgroup products (wgmma), one warpgroup copying keys
 // and values ahead of two that compute (Shah et al. 2024). Heads 128 wide.
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/cuda/attention_launch.h"
 #include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/device/attention_cursor.cuh"
+#include "kernels/cuda/device/attention_kernels.cuh"
+#include "kernels/cuda/device/attention_merge.cuh"
+#include "kernels/cuda/device/cluster.cuh"
 #include "kernels/cuda/device/dtype.cuh"
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/mma.cuh"
@@ -35,6 +39,9 @@ struct Shared {
   uint64_t k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
 };
 constexpr int kBytes = static_cast<int>(sizeof(Shared)) + 1024;  // room to begin at a multiple of 1024
+// Sums that are merged with others' lie where the keys were.
+constexpr int kSumStride = kWidth + 4;
+static_assert(kAttentionTall * (kSumStride + 3) * 4 <= kStages * kTileBytes);
 
 // Where the 16 bytes of columns [8·chunk, 8·chunk + 8) of a row lie in a tile.
 __device__ __forceinline__ int TileByte(int row, int chunk) {
@@ -55,8 +62,8 @@ __device__ __forceinline__ void LoadRows(char* tile, const Bf16* from, int64_t r
   }
 }
 
-// The tiles of a block, (item, KV head) each, the longest first: dealt in turn, and back, so that all blocks get about
-// as much. Both roles walk alike.
+// The tiles of a block or of a cluster, (item, KV head) each, the longest first: dealt in turn, and back, so that all
+// get about as much. Both roles walk alike.
 class TileWalk {
  public:
   __device__ explicit TileWalk(const AttentionTensors& t, const AttentionItems& items)
@@ -64,9 +71,10 @@ class TileWalk {
 
   // The next tile with something to do; false: there are no more.
   __device__ bool Next() {
-    const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
-    for (; round_ * blocks < total_;) {
-      const int at = round_ * blocks + (round_ % 2 == 0 ? block : blocks - 1 - block);
+    const int units = static_cast<int>(gridDim.x) / ClusterBlocks();
+    const int unit = static_cast<int>(blockIdx.x) / ClusterBlocks();
+    for (; round_ * units < total_;) {
+      const int at = round_ * units + (round_ % 2 == 0 ? unit : units - 1 - unit);
       ++round_;
       if (at >= total_) continue;
       item_ = items_.items + at / kv_heads_;
@@ -78,10 +86,7 @@ class TileWalk {
 
   __device__ const AttentionItem& item() const { return *item_; }
   __device__ int kv() const { return kv_; }
-  __device__ SlotCursor<Bf16, kSlots> Slots() const {
-    const AttentionItem& item = *item_;
-    return SlotCursor<Bf16, kSlots>(items_.runs, item.run, item.slot, item.slots, item.causal_limit, kv_);
-  }
+  __device__ SlotCursor<Bf16, kSlots> Slots() const { return SlotCursor<Bf16, kSlots>(items_, *item_, kv_); }
 
  private:
   const AttentionItems& items_;
@@ -94,6 +99,9 @@ class TileWalk {
 __device__ __forceinline__ void Produce(Shared& shared, TileWalk walk) {
   if (!walk.Next()) return;
   SlotCursor<Bf16, kSlots> cursor = walk.Slots();
+  if (threadIdx.x == 0) PrefetchSteps(cursor, kStages, kWidth);
+  WaitForPreviousKernel();
+  LetNextKernelStart();
   auto next = [&] {
     SlotTile<Bf16> tile = cursor.Next();
     while (tile.slots == 0 && walk.Next()) {
@@ -164,23 +172,36 @@ class Queries {
 __device__ __forceinline__ void LoadQueries(const AttentionTensors& t, const AttentionItem& item, const int32_t* rows,
                                             int kv, int first, char* q) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp, c = lane % 16;
-  uint4 value[8];
-  Queries<2> queries(t, item, rows, kv, first + lane / 16);
+  // All are on their way before the first is used.
+  if (t.q_bf16) {
+    uint4 value[8];
+    Queries<2> queries(t, item, rows, kv, first + lane / 16);
 #pragma unroll
-  for (int i = 0; i < 8; ++i, queries.Next()) {
-    value[i] = make_uint4(0, 0, 0, 0);
-    if (!queries.there()) continue;
-    const int64_t at = queries.row() * t.q_row + queries.head() * t.q_head + 8 * c;
-    if (t.q_bf16) {
+    for (int i = 0; i < 8; ++i, queries.Next()) {
+      const int64_t at = queries.row() * t.q_row + queries.head() * t.q_head + 8 * c;
       value[i] = *reinterpret_cast<const uint4*>(static_cast<const Bf16*>(t.q) + at);
-    } else {
+      if (!queries.there()) value[i] = make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) *reinterpret_cast<uint4*>(q + TileByte(first + 2 * i + lane / 16, c)) = value[i];
+  } else {
+    float4 value[8][2];
+    Queries<2> queries(t, item, rows, kv, first + lane / 16);
+#pragma unroll
+    for (int i = 0; i < 8; ++i, queries.Next()) {
+      const int64_t at = queries.row() * t.q_row + queries.head() * t.q_head + 8 * c;
       const float4* const from = reinterpret_cast<const float4*>(static_cast<const float*>(t.q) + at);
-      const float4 a = from[0], b = from[1];
-      value[i] = make_uint4(PackBf16(a.x, a.y), PackBf16(a.z, a.w), PackBf16(b.x, b.y), PackBf16(b.z, b.w));
+      value[i][0] = from[0];
+      value[i][1] = from[1];
+      if (!queries.there()) value[i][0] = value[i][1] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float4 a = value[i][0], b = value[i][1];
+      *reinterpret_cast<uint4*>(q + TileByte(first + 2 * i + lane / 16, c)) =
+          make_uint4(PackBf16(a.x, a.y), PackBf16(a.z, a.w), PackBf16(b.x, b.y), PackBf16(b.z, b.w));
     }
   }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) *reinterpret_cast<uint4*>(q + TileByte(first + 2 * i + lane / 16, c)) = value[i];
 }
 
 // The running softmax of rows g and g + 8 of a warp, in base 2. ℓ are of the lane's own columns until the end.
@@ -318,13 +339,35 @@ __device__ __forceinline__ void Finish(const AttentionTensors& t, const Attentio
   }
 }
 
+// The same where others' sums come to them.
+__device__ __forceinline__ void StoreSums(float* sums, float* states, int first, const float (&o)[16][4],
+                                          const Running& running) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, g = lane / 4, two = 2 * (lane % 4);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int query = first + g + 8 * half;
+    const float memory = WarpSum<4>(running.memory[half]), rest = WarpSum<4>(running.rest[half]);
+#pragma unroll
+    for (int n = 0; n < 16; ++n) {
+      *reinterpret_cast<float2*>(sums + query * kSumStride + 8 * n + two) =
+          make_float2(o[n][2 * half], o[n][2 * half + 1]);
+    }
+    if (two != 0) continue;
+    states[3 * query] = running.m[half] * kLn2;
+    states[3 * query + 1] = memory;
+    states[3 * query + 2] = rest;
+  }
+}
+
 // A warpgroup that computes: 64 queries. Scores of a step and values of the step before are under way together.
-__device__ __forceinline__ void Consume(Shared& shared, const AttentionTensors& t, const int32_t* rows, int half,
-                                        TileWalk walk) {
+__device__ __forceinline__ void Consume(Shared& shared, const AttentionTensors& t, const int32_t* rows,
+                                        const AttentionMerging& merging, int half, TileWalk walk) {
   const int tid = static_cast<int>(threadIdx.x) % kGroup, lane = tid % kWarp;
   const int g = lane / 4, two = 2 * (lane % 4), first_query = 64 * half + 16 * (tid / kWarp);
   const float scale = t.scale * kLog2E;
   const char* const q = shared.q + half * 64 * 128;
+  WaitForPreviousKernel();
+  LetNextKernelStart();
   if (half == 1) GiveTurn(1);
   int step = 0;  // over all tiles
   while (walk.Next()) {
@@ -344,71 +387,87 @@ __device__ __forceinline__ void Consume(Shared& shared, const AttentionTensors& 
     uint32_t p[8][4];
     Running running;
     SlotTile<Bf16> tile = cursor.Next();
-    TakeTurn(half);
-    WaitPhase(&shared.k_full[step % kStages], step / kStages % 2);
-    FenceForTensorCores();
-    WarpgroupBegin();
-    Scores(s, q, shared.k[step % kStages]);
-    WarpgroupCommit();
-    GiveTurn(half);
-    WarpgroupWait<0>();
-    HoldSums(s);
-    Weigh(s, running, tile, shared.beta[step % kStages], scale, tile_row, two);
-    __syncwarp();  // every lane has read its biases
-    if (lane == 0) Arrive(&shared.k_empty[step % kStages]);
-    Pack(s, p);
-    ++step;
-    for (tile = cursor.Next(); tile.slots > 0; tile = cursor.Next(), ++step) {
-      const int stage = step % kStages, before = (step - 1) % kStages;
+    if (tile.slots > 0) {
       TakeTurn(half);
-      WaitPhase(&shared.k_full[stage], step / kStages % 2);
+      WaitPhase(&shared.k_full[step % kStages], step / kStages % 2);
       FenceForTensorCores();
       WarpgroupBegin();
-      Scores(s, q, shared.k[stage]);
-      WarpgroupCommit();
-      WaitPhase(&shared.v_full[before], (step - 1) / kStages % 2);
-      FenceForTensorCores();
-      Values(o, p, shared.v[before]);
+      Scores(s, q, shared.k[step % kStages]);
       WarpgroupCommit();
       GiveTurn(half);
-      WarpgroupWait<1>();
+      WarpgroupWait<0>();
       HoldSums(s);
-      const float2 factor = Weigh(s, running, tile, shared.beta[stage], scale, tile_row, two);
+      Weigh(s, running, tile, shared.beta[step % kStages], scale, tile_row, two);
       __syncwarp();  // every lane has read its biases
-      // Sums are never negative. But asking orders the weights before what follows: they are made while the values'
-      // products run, not after the wait for them.
-      const float sums = running.memory[0] + running.memory[1] + running.rest[0] + running.rest[1];
-      if (lane == 0 && !(sums < 0.0f)) Arrive(&shared.k_empty[stage]);
+      if (lane == 0) Arrive(&shared.k_empty[step % kStages]);
+      Pack(s, p);
+      ++step;
+      for (tile = cursor.Next(); tile.slots > 0; tile = cursor.Next(), ++step) {
+        const int stage = step % kStages, before = (step - 1) % kStages;
+        TakeTurn(half);
+        WaitPhase(&shared.k_full[stage], step / kStages % 2);
+        FenceForTensorCores();
+        WarpgroupBegin();
+        Scores(s, q, shared.k[stage]);
+        WarpgroupCommit();
+        WaitPhase(&shared.v_full[before], (step - 1) / kStages % 2);
+        FenceForTensorCores();
+        Values(o, p, shared.v[before]);
+        WarpgroupCommit();
+        GiveTurn(half);
+        WarpgroupWait<1>();
+        HoldSums(s);
+        const float2 factor = Weigh(s, running, tile, shared.beta[stage], scale, tile_row, two);
+        __syncwarp();  // every lane has read its biases
+        // Sums are never negative. But asking orders the weights before what follows: they are made while the values'
+        // products run, not after the wait for them.
+        const float sums = running.memory[0] + running.memory[1] + running.rest[0] + running.rest[1];
+        if (lane == 0 && !(sums < 0.0f)) Arrive(&shared.k_empty[stage]);
+        WarpgroupWait<0>();
+        HoldSums(o);
+        if (lane == 0) Arrive(&shared.v_empty[before]);
+        if (__any_sync(kFullWarp, factor.x != 1.0f || factor.y != 1.0f)) {
+#pragma unroll
+          for (int n = 0; n < 16; ++n) {
+            o[n][0] *= factor.x;
+            o[n][1] *= factor.x;
+            o[n][2] *= factor.y;
+            o[n][3] *= factor.y;
+          }
+        }
+        Pack(s, p);
+      }
+      const int last = (step - 1) % kStages;
+      WaitPhase(&shared.v_full[last], (step - 1) / kStages % 2);
+      FenceForTensorCores();
+      WarpgroupBegin();
+      Values(o, p, shared.v[last]);
+      WarpgroupCommit();
       WarpgroupWait<0>();
       HoldSums(o);
-      if (lane == 0) Arrive(&shared.v_empty[before]);
-      if (__any_sync(kFullWarp, factor.x != 1.0f || factor.y != 1.0f)) {
-#pragma unroll
-        for (int n = 0; n < 16; ++n) {
-          o[n][0] *= factor.x;
-          o[n][1] *= factor.x;
-          o[n][2] *= factor.y;
-          o[n][3] *= factor.y;
-        }
-      }
-      Pack(s, p);
+      if (lane == 0) Arrive(&shared.v_empty[last]);
     }
-    const int last = (step - 1) % kStages;
-    WaitPhase(&shared.v_full[last], (step - 1) / kStages % 2);
-    FenceForTensorCores();
-    WarpgroupBegin();
-    Values(o, p, shared.v[last]);
-    WarpgroupCommit();
-    WarpgroupWait<0>();
-    HoldSums(o);
-    if (lane == 0) Arrive(&shared.v_empty[last]);
-    Finish(t, item, rows, walk.kv(), first_query, shared.q, o, running);
-    __syncwarp();  // the warp's rows of q are free
+    if (item.merge < 0 && ClusterBlocks() == 1) {
+      Finish(t, item, rows, walk.kv(), first_query, shared.q, o, running);
+      __syncwarp();  // the warp's rows of q are free
+      continue;
+    }
+    // The block's only tile.
+    const auto sync = [] { NamedBarrierWait<2 * kGroup>(5); };
+    sync();  // both are done with the keys
+    float* const sums = reinterpret_cast<float*>(shared.k[0]);
+    float* const states = sums + kAttentionTall * kSumStride;
+    StoreSums(sums, states, first_query, o, running);
+    TileFinisher<kWidth, 2 * kGroup / kWarp> finisher(t, item, rows, merging, walk.kv(), first_query / 16);
+    finisher.Finish({sums, states, kAttentionTall, kSumStride, 1}, sync);
   }
   if (half == 0) TakeTurn(0);
 }
 
-__global__ void __launch_bounds__(3 * kGroup, 1) AttentionWgmma(const AttentionTensors t, const AttentionItems items) {
+template <int kInline>
+__global__ void __launch_bounds__(3 * kGroup, 1)
+    AttentionWgmma(const AttentionTensors t, const AttentionItems where, const AttentionMerging where_merged,
+                   const __grid_constant__ InlineTables<kInline> tables) {
   extern __shared__ float4 attention_shared[];
   const uintptr_t base = (reinterpret_cast<uintptr_t>(attention_shared) + 1023) / 1024 * 1024;
   Shared& shared = *reinterpret_cast<Shared*>(base);
@@ -421,8 +480,8 @@ __global__ void __launch_bounds__(3 * kGroup, 1) AttentionWgmma(const AttentionT
     }
     FenceBarrierInit();
   }
-  WaitForPreviousKernel();
-  LetNextKernelStart();
+  const AttentionItems items = Resolve(where, tables);
+  const AttentionMerging merging = Resolve(where_merged, tables);
   __syncthreads();
   const TileWalk walk(t, items);
   if (threadIdx.x < kGroup) {
@@ -430,18 +489,35 @@ __global__ void __launch_bounds__(3 * kGroup, 1) AttentionWgmma(const AttentionT
     Produce(shared, walk);
   } else {
     TakeRegisters<232>();
-    Consume(shared, t, items.rows, static_cast<int>(threadIdx.x) / kGroup - 1, walk);
+    Consume(shared, t, items.rows, merging, static_cast<int>(threadIdx.x) / kGroup - 1, walk);
   }
+}
+
+template <int kInline>
+void Launch(const AttentionTensors& tensors, const AttentionItems& items, const AttentionMerging& merging, int blocks,
+            cudaStream_t stream) {
+  LaunchClusters(AttentionWgmma<kInline>, static_cast<unsigned>(blocks), 3 * kGroup, kBytes, stream, items.cluster,
+                 tensors, items, merging, TablesOf<kInline>(items.inline_tables));
 }
 
 }  // namespace
 
-void LaunchAttentionTall(const AttentionTensors& tensors, const AttentionItems& items, int multiprocessors,
-                         cudaStream_t stream) {
+void LaunchAttentionTall(const AttentionTensors& tensors, const AttentionItems& items, const AttentionMerging& merging,
+                         bool merges, int multiprocessors, cudaStream_t stream) {
   if (items.count == 0) return;
-  const int64_t tiles = static_cast<int64_t>(items.count) * tensors.kv_heads;
-  LaunchKernelEarly(AttentionWgmma, static_cast<unsigned>(tiles < multiprocessors ? tiles : multiprocessors),
-                    3 * kGroup, kBytes, stream, tensors, items);
+  const int tiles = items.count * tensors.kv_heads;
+  // Blocks go from tile to tile where each ends what it begins.
+  const int blocks = merges || items.cluster > 1 ? tiles * items.cluster : std::min(tiles, multiprocessors);
+  if (items.inline_tables) {
+    Launch<kAttentionInlineBytes>(tensors, items, merging, blocks, stream);
+  } else {
+    Launch<0>(tensors, items, merging, blocks, stream);
+  }
+}
+
+AttentionCapacity AttentionCapacityTall() {
+  static const AttentionCapacity capacity = CapacityOf(AttentionWgmma<0>, 3 * kGroup, kBytes);
+  return capacity;
 }
 
 }  // namespace stillhouse::cuda

@@ -31,10 +31,8 @@ Device::Device(int ordinal, cudaStream_t stream, CudaStorage storage, const cuda
       storage_(storage),
       multiprocessors_(properties.multiProcessorCount),
       shared_bytes_per_block_(static_cast<int>(properties.sharedMemPerBlockOptin)),
-      staging_(stream, kStagingBytes) {
-  Use();
-  attention_ = std::make_unique<AttentionState>(stream);
-}
+      staging_(stream, kStagingBytes),
+      attention_(std::make_unique<AttentionState>()) {}
 
 Device::~Device() {
   Use();
