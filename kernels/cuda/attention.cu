@@ -47,6 +47,7 @@ __global__ void __launch_bounds__(Layout<kWidth, kWide>::kThreads)
                  const __grid_constant__ InlineTables<kInline> tables) {
   using L = Layout<kWidth, kWide>;
   extern __shared__ float4 attention_shared[];
+  LetNextKernelStart();
   float* const q = reinterpret_cast<float*>(attention_shared);
   float* const k = q + L::kQueries * L::kStride;
   float* const v = k + kStep * L::kStride;
@@ -65,7 +66,6 @@ __global__ void __launch_bounds__(Layout<kWidth, kWide>::kThreads)
   if (threadIdx.x == 0) PrefetchSteps(cursor, 2, t.width);
   SlotTile<float> tile = cursor.Next();
   WaitForPreviousKernel();
-  LetNextKernelStart();
   if (tile.slots > 0) {
     LoadTile<L::kThreads, kStep, L::kStride>(k, tile.k, tile.k_row, tile.slots, t.width, tile.vector);
   }

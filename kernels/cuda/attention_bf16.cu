@@ -82,6 +82,7 @@ __global__ void __launch_bounds__(kThreads)
   using L = Layout<kWidth>;
   constexpr int kScoreTiles = kStep / 8, kWidthTiles = kWidth / 8, kDepth = kWidth / 16;
   extern __shared__ float4 attention_shared[];
+  LetNextKernelStart();
   char* const shared = reinterpret_cast<char*>(attention_shared);
 
   const AttentionItems items = Resolve(where, tables);
@@ -97,7 +98,6 @@ __global__ void __launch_bounds__(kThreads)
   SlotCursor<Bf16, kStep> cursor = loads;
   if (tid == 0) PrefetchSteps(loads, L::kStages - 1, t.width);
   WaitForPreviousKernel();
-  LetNextKernelStart();
 #pragma unroll 1  // code that runs once is fetched once: short is fast
   for (int s = 0; s < L::kStages - 1; ++s) LoadStage<kWidth>(shared + s * L::kStageBytes, loads.Next(), t.width);
 

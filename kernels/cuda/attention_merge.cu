@@ -19,13 +19,13 @@ __global__ void __launch_bounds__(kWarps* kWarp)
     AttentionMergeRows(const AttentionTensors t, const AttentionMerging where,
                        const __grid_constant__ InlineTables<kInline> tables) {
   constexpr int kHeads = kWarps / kParts;  // of a block
+  LetNextKernelStart();
   const AttentionMerging merging = Resolve(where, tables);
   const int head_blocks = (t.heads + kHeads - 1) / kHeads;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int part = warp % kParts, head = static_cast<int>(blockIdx.x % head_blocks) * kHeads + warp / kParts;
   const AttentionMerge merge = merging.merges[merging.begin + static_cast<int>(blockIdx.x) / head_blocks];
   WaitForPreviousKernel();
-  LetNextKernelStart();
   if (head >= t.heads || merge.row < 0) return;  // a whole block, where its warps work together
   MergedRow<kWidth> sum(t.width);
   sum.AddSums(PartialRows(t, merging.partials, head), merge.partial_begin + part, merge.partial_end, kParts);
@@ -39,6 +39,7 @@ __global__ void __launch_bounds__(kWarps* kWarp)
 
 __global__ void AttentionMassMean(const float* mass, float* stored_mass, int64_t rows, int heads) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  LetNextKernelStart();
   WaitForPreviousKernel();
   if (row >= rows) return;
   float sum = 0.0f;

@@ -99,6 +99,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2)
   using L = Layout<kWidth>;
   constexpr int kDepth = kWidth / 16;
   extern __shared__ float4 attention_shared[];
+  LetNextKernelStart();
   char* const shared = reinterpret_cast<char*>(attention_shared);
 
   const AttentionItems items = Resolve(where, tables);
@@ -112,7 +113,6 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2)
   SlotCursor<Bf16, kStep> cursor(items, item, kv);
   if (tid == 0) PrefetchSteps(cursor, L::kStages - 1, t.width);
   WaitForPreviousKernel();
-  LetNextKernelStart();
   char* const ring = shared + warp * L::kRingBytes;
   Meta pending[L::kStages - 1];
 #pragma unroll

@@ -101,7 +101,6 @@ __device__ __forceinline__ void Produce(Shared& shared, TileWalk walk) {
   SlotCursor<Bf16, kSlots> cursor = walk.Slots();
   if (threadIdx.x == 0) PrefetchSteps(cursor, kStages, kWidth);
   WaitForPreviousKernel();
-  LetNextKernelStart();
   auto next = [&] {
     SlotTile<Bf16> tile = cursor.Next();
     while (tile.slots == 0 && walk.Next()) {
@@ -367,7 +366,6 @@ __device__ __forceinline__ void Consume(Shared& shared, const AttentionTensors& 
   const float scale = t.scale * kLog2E;
   const char* const q = shared.q + half * 64 * 128;
   WaitForPreviousKernel();
-  LetNextKernelStart();
   if (half == 1) GiveTurn(1);
   int step = 0;  // over all tiles
   while (walk.Next()) {
@@ -469,6 +467,7 @@ __global__ void __launch_bounds__(3 * kGroup, 1)
     AttentionWgmma(const AttentionTensors t, const AttentionItems where, const AttentionMerging where_merged,
                    const __grid_constant__ InlineTables<kInline> tables) {
   extern __shared__ float4 attention_shared[];
+  LetNextKernelStart();
   const uintptr_t base = (reinterpret_cast<uintptr_t>(attention_shared) + 1023) / 1024 * 1024;
   Shared& shared = *reinterpret_cast<Shared*>(base);
   if (threadIdx.x == 0) {
