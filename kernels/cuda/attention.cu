@@ -101,8 +101,8 @@ __global__ void __launch_bounds__(Layout<kWidth, kWide>::kThreads)
     rest_sum[i] = 0.0f;
   }
 
-  TileFinisher<kWidth, kWarps> finisher(t, item, items.rows, merging, kv, warp);
-  finisher.Prefetch();
+  TileFinisher<kWidth, kWarps, 1> finisher(t, item, items.rows, merging, kv, warp);
+  finisher.Prepare();
 
   const int depth = (t.width + 3) / 4 * 4;
   const int score_row = tid / L::kScoreThreads * L::kRows, score_column = tid % L::kScoreThreads;
@@ -233,7 +233,8 @@ __global__ void __launch_bounds__(Layout<kWidth, kWide>::kThreads)
       states[3 * query + 2] = rest_sum[query];
     }
   }
-  finisher.Finish({q, states, L::kQueries, L::kStride, 1}, [] { __syncthreads(); });
+  finisher.Finish(
+      {q, states, L::kQueries, L::kStride, 1}, [] { __syncthreads(); }, true);
 }
 
 template <bool kWide>

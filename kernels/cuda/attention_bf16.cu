@@ -104,8 +104,8 @@ __global__ void __launch_bounds__(kThreads)
   // Queries, as the left operand.
   char* const query_tile = shared + L::kStages * L::kStageBytes;
   LoadQueries<kWidth, L::kQueries, kThreads>(query_tile, t, item, items.rows, kv);
-  TileFinisher<kWidth, kWarps> finisher(t, item, items.rows, merging, kv, warp);
-  finisher.Prefetch();
+  TileFinisher<kWidth, kWarps, 1> finisher(t, item, items.rows, merging, kv, warp);
+  finisher.Prepare();
   __syncthreads();
   uint32_t q[kDepth][4];
 #pragma unroll
@@ -228,7 +228,8 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   static_assert(L::kQueries == 16 * kWarps);
-  finisher.Finish({sums, states, L::kQueries, L::kSumStride, 1}, [] { __syncthreads(); });
+  finisher.Finish(
+      {sums, states, L::kQueries, L::kSumStride, 1}, [] { __syncthreads(); }, true);
 }
 
 __global__ void RowsToBf16(const float* from, int64_t row, int64_t head, int64_t rows, int heads, int width, Bf16* to) {

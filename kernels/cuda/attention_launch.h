@@ -82,7 +82,7 @@ inline constexpr int kAttentionWide = 64;
 inline constexpr int kAttentionTall = 128, kAttentionTallWidth = 128;
 inline constexpr int kAttentionStep = 64;
 inline constexpr int kAttentionMaxWidth = 256;
-inline constexpr int kAttentionClusters[] = {1, 2, 4, 8, 16};  // blocks that may share an item
+inline constexpr int kAttentionClusters[] = {1, 2, 3, 4, 5, 6, 7, 8, 16};  // blocks that may share an item
 
 // Merging of partial rows, and of few own rows; writes out, lse and mass.
 struct AttentionMerging {

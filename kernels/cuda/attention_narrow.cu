@@ -123,8 +123,8 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2)
   // Queries, as the right operand.
   char* const query_tile = shared + kWarps * L::kRingBytes;
   LoadQueries<kWidth, kQueries, L::kThreads>(query_tile, t, item, items.rows, kv);
-  TileFinisher<kWidth, kWarps> finisher(t, item, items.rows, merging, kv, warp);
-  finisher.Prefetch();
+  TileFinisher<kWidth, kWarps, 1> finisher(t, item, items.rows, merging, kv, warp);
+  finisher.Prepare();
   __syncthreads();
   uint32_t q[kDepth / 2][4];
 #pragma unroll
@@ -236,7 +236,8 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2)
       states[3 * at + 2] = rest_sum[e];
     }
   }
-  finisher.Finish({sums, states, kQueries, L::kSumStride, kWarps}, [] { __syncthreads(); });
+  finisher.Finish(
+      {sums, states, kQueries, L::kSumStride, kWarps}, [] { __syncthreads(); }, true);
 }
 
 struct Kernel {

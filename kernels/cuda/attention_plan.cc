@@ -262,7 +262,9 @@ class Planner {
     for (size_t i = 0; i < std::size(kAttentionClusters); ++i) {
       const int32_t cluster = kAttentionClusters[i];
       const int64_t held = std::max(capacity.blocks[i], cluster == 1 ? 1 : 0);
-      if (held > 0) Consider(tiles, cluster > 1 ? 1 : 4 * held, cluster, held, latency, cut, &choice);
+      // Clusters are for the few tiles that do not fill the GPU.
+      if (cluster > 1 && static_cast<int64_t>(tiles.size()) * o_.kv_heads * cluster > held) continue;
+      Consider(tiles, cluster > 1 ? 1 : 4 * held, cluster, held, latency, cut, &choice);
     }
     out->cluster = choice.cluster;
     // Heads of one row in several tiles share its partial rows, or its merge.

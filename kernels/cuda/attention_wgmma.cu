@@ -30,6 +30,8 @@ constexpr int kBlockBytes = 128 * 128;                 // 128 rows of 64 columns
 constexpr int kTileBytes = kWidth / 64 * kBlockBytes;  // of 128 queries, keys or values
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
+// Weights may grow to 2^kSlack before the maximum follows and earlier sums shrink.
+constexpr float kSlack = 8.0f;
 
 struct Shared {
   alignas(1024) char q[kTileBytes];
@@ -48,14 +50,32 @@ __device__ __forceinline__ int TileByte(int row, int chunk) {
   return chunk / 8 * kBlockBytes + row * 128 + ((chunk % 8 ^ (row & 7)) << 4);
 }
 
+// Places in a ring of stages, one after the other, and the parity of the round.
+struct Place {
+  int stage = 0, parity = 0;
+  __device__ void Next() {
+    if (++stage < kStages) return;
+    stage = 0;
+    parity ^= 1;
+  }
+};
+
 __device__ __forceinline__ void LoadRows(char* tile, const Bf16* from, int64_t row, int slots) {
   constexpr int kChunks = kWidth / 8, kRowsAtOnce = kGroup / kChunks;
   const int c = static_cast<int>(threadIdx.x) % kChunks, first = static_cast<int>(threadIdx.x) % kGroup / kChunks;
   const Bf16* at = from + first * row + 8 * c;
   const int64_t step = kRowsAtOnce * row;
-  char* to = tile + TileByte(first, c);  // the rotation repeats every 8 rows
+  char* const to = tile + TileByte(first, c);  // the rotation repeats every 8 rows
   static_assert(kRowsAtOnce == 8);
+  if (slots == kSlots) {
 #pragma unroll
+    for (int r = 0; r < kSlots; r += kRowsAtOnce) {
+      CopyAsync16(to + r * 128, at);
+      at += step;
+    }
+    return;
+  }
+#pragma unroll 1
   for (int r = 0; r < kSlots; r += kRowsAtOnce) {
     CopyAsync16(to + r * 128, first + r < slots ? at : from, first + r < slots);
     at += step;
@@ -109,25 +129,26 @@ __device__ __forceinline__ void Produce(Shared& shared, TileWalk walk) {
     }
     return tile;
   };
-  auto load_keys = [&](const SlotTile<Bf16>& tile, int step) {
-    const int stage = step % kStages;
-    WaitPhase(&shared.k_empty[stage], step / kStages % 2 ^ 1);
-    LoadRows(shared.k[stage], tile.k, tile.k_row, tile.slots);
+  Place k, v;
+  auto load_keys = [&](const SlotTile<Bf16>& tile) {
+    WaitPhase(&shared.k_empty[k.stage], k.parity ^ 1);
+    LoadRows(shared.k[k.stage], tile.k, tile.k_row, tile.slots);
     if (tile.beta) {
       const int i = static_cast<int>(threadIdx.x) % kGroup;
-      if (i < tile.slots) CopyAsync4(&shared.beta[stage][i], tile.beta + i);
+      if (i < tile.slots) CopyAsync4(&shared.beta[k.stage][i], tile.beta + i);
     }
-    ArriveAfterCopies(&shared.k_full[stage]);
+    ArriveAfterCopies(&shared.k_full[k.stage]);
+    k.Next();
   };
   SlotTile<Bf16> tile = next();
-  if (tile.slots > 0) load_keys(tile, 0);
-  for (int step = 0; tile.slots > 0; ++step) {
+  if (tile.slots > 0) load_keys(tile);
+  while (tile.slots > 0) {
     const SlotTile<Bf16> following = next();
-    if (following.slots > 0) load_keys(following, step + 1);
-    const int stage = step % kStages;
-    WaitPhase(&shared.v_empty[stage], step / kStages % 2 ^ 1);
-    LoadRows(shared.v[stage], tile.v, tile.v_row, tile.slots);
-    ArriveAfterCopies(&shared.v_full[stage]);
+    if (following.slots > 0) load_keys(following);
+    WaitPhase(&shared.v_empty[v.stage], v.parity ^ 1);
+    LoadRows(shared.v[v.stage], tile.v, tile.v_row, tile.slots);
+    ArriveAfterCopies(&shared.v_full[v.stage]);
+    v.Next();
     tile = following;
   }
   CopyAsyncCommit();
@@ -209,10 +230,11 @@ struct Running {
   float memory[2] = {}, rest[2] = {};
 };
 
-// Turns a step's products into weights (in place), and returns the factors by which earlier sums shrink. `scale` is
-// that of the products in base 2, and positive.
-__device__ __forceinline__ float2 Weigh(float (&s)[16][4], Running& running, const SlotTile<Bf16>& tile,
-                                        const float* beta, float scale, const int (&tile_row)[2], int two) {
+// Turns a step's products into weights (in place); true where earlier sums shrink, by `factor`: where a maximum grew by
+// more than kSlack. `scale` is that of the products in base 2, and positive. The warp's lanes agree.
+__device__ __forceinline__ bool Weigh(float (&s)[16][4], Running& running, const SlotTile<Bf16>& tile,
+                                      const float* beta, float scale, const int (&tile_row)[2], int two,
+                                      float (&factor)[2]) {
   float factor_of = scale;
   if (tile.beta) {
     factor_of = 1.0f;
@@ -235,16 +257,25 @@ __device__ __forceinline__ float2 Weigh(float (&s)[16][4], Running& running, con
       }
     }
   }
-  float factor[2];
+  float top[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+  for (int n = 0; n < 16; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) top[e / 2] = fmaxf(top[e / 2], s[n][e]);
+  }
+  const bool grew =
+      __any_sync(kFullWarp, top[0] * factor_of > running.m[0] + kSlack || top[1] * factor_of > running.m[1] + kSlack);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float top = -INFINITY;
-#pragma unroll
-    for (int n = 0; n < 16; ++n) top = fmaxf(top, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
-    top = fmaxf(running.m[half], WarpMax<4>(top) * factor_of);
-    const float base = top == -INFINITY ? 0.0f : top;  // nothing seen so far: all weights are 2^−inf
-    factor[half] = Exp2(running.m[half] - base);
-    running.m[half] = top;
+    factor[half] = 1.0f;
+    if (grew) {
+      const float all = fmaxf(running.m[half], WarpMax<4>(top[half]) * factor_of);
+      factor[half] = running.m[half] == -INFINITY ? 0.0f : Exp2(running.m[half] - all);
+      running.m[half] = all;
+      running.memory[half] *= factor[half];
+      running.rest[half] *= factor[half];
+    }
+    const float base = running.m[half] == -INFINITY ? 0.0f : running.m[half];  // nothing seen: weights are 2^−inf
     float total = 0.0f;
 #pragma unroll
     for (int n = 0; n < 16; ++n) {
@@ -252,10 +283,10 @@ __device__ __forceinline__ float2 Weigh(float (&s)[16][4], Running& running, con
       s[n][2 * half + 1] = Exp2(fmaf(s[n][2 * half + 1], factor_of, -base));
       total += s[n][2 * half] + s[n][2 * half + 1];
     }
-    running.memory[half] = factor[half] * running.memory[half] + (tile.memory ? total : 0.0f);
-    running.rest[half] = factor[half] * running.rest[half] + (tile.memory ? 0.0f : total);
+    running.memory[half] += tile.memory ? total : 0.0f;
+    running.rest[half] += tile.memory ? 0.0f : total;
   }
-  return make_float2(factor[0], factor[1]);
+  return grew;
 }
 
 __device__ __forceinline__ void Pack(const float (&s)[16][4], uint32_t (&p)[8][4]) {
@@ -266,17 +297,19 @@ __device__ __forceinline__ void Pack(const float (&s)[16][4], uint32_t (&p)[8][4
   }
 }
 
-__device__ __forceinline__ void Scores(float (&s)[16][4], const char* q, const char* k) {
+__device__ __forceinline__ void Scores(float (&s)[16][4], uint64_t q, const char* k_tile) {
+  const uint64_t k = MatrixDescriptor(k_tile, kBlockBytes);
 #pragma unroll
   for (int d = 0; d < kWidth / 16; ++d) {
     const int at = d / 4 * kBlockBytes + d % 4 * 32;
-    WarpgroupDot(s, MatrixDescriptor(q + at, kBlockBytes), MatrixDescriptor(k + at, kBlockBytes), d > 0);
+    WarpgroupDot(s, Advance(q, at), Advance(k, at), d > 0);
   }
 }
 
-__device__ __forceinline__ void Values(float (&o)[16][4], const uint32_t (&p)[8][4], const char* v) {
+__device__ __forceinline__ void Values(float (&o)[16][4], const uint32_t (&p)[8][4], const char* v_tile) {
+  const uint64_t v = MatrixDescriptor(v_tile, kBlockBytes);
 #pragma unroll
-  for (int j = 0; j < kSlots / 16; ++j) WarpgroupAccumulate(o, p[j], MatrixDescriptor(v + j * 2048, kBlockBytes));
+  for (int j = 0; j < kSlots / 16; ++j) WarpgroupAccumulate(o, p[j], Advance(v, j * 2048));
 }
 
 // Turns of the two computing warpgroups: while one weighs, the other's products run.
@@ -364,10 +397,10 @@ __device__ __forceinline__ void Consume(Shared& shared, const AttentionTensors& 
   const int tid = static_cast<int>(threadIdx.x) % kGroup, lane = tid % kWarp;
   const int g = lane / 4, two = 2 * (lane % 4), first_query = 64 * half + 16 * (tid / kWarp);
   const float scale = t.scale * kLog2E;
-  const char* const q = shared.q + half * 64 * 128;
+  const uint64_t q = MatrixDescriptor(shared.q + half * 64 * 128, kBlockBytes);
   WaitForPreviousKernel();
   if (half == 1) GiveTurn(1);
-  int step = 0;  // over all tiles
+  Place k, v;
   while (walk.Next()) {
     const AttentionItem item = walk.item();
     SlotCursor<Bf16, kSlots> cursor = walk.Slots();
@@ -386,64 +419,64 @@ __device__ __forceinline__ void Consume(Shared& shared, const AttentionTensors& 
     Running running;
     SlotTile<Bf16> tile = cursor.Next();
     if (tile.slots > 0) {
+      float factor[2];
       TakeTurn(half);
-      WaitPhase(&shared.k_full[step % kStages], step / kStages % 2);
+      WaitPhase(&shared.k_full[k.stage], k.parity);
       FenceForTensorCores();
       WarpgroupBegin();
-      Scores(s, q, shared.k[step % kStages]);
+      Scores(s, q, shared.k[k.stage]);
       WarpgroupCommit();
       GiveTurn(half);
       WarpgroupWait<0>();
       HoldSums(s);
-      Weigh(s, running, tile, shared.beta[step % kStages], scale, tile_row, two);
+      Weigh(s, running, tile, shared.beta[k.stage], scale, tile_row, two, factor);
       __syncwarp();  // every lane has read its biases
-      if (lane == 0) Arrive(&shared.k_empty[step % kStages]);
+      if (lane == 0) Arrive(&shared.k_empty[k.stage]);
+      k.Next();
       Pack(s, p);
-      ++step;
-      for (tile = cursor.Next(); tile.slots > 0; tile = cursor.Next(), ++step) {
-        const int stage = step % kStages, before = (step - 1) % kStages;
+      for (tile = cursor.Next(); tile.slots > 0; tile = cursor.Next()) {
         TakeTurn(half);
-        WaitPhase(&shared.k_full[stage], step / kStages % 2);
+        WaitPhase(&shared.k_full[k.stage], k.parity);
         FenceForTensorCores();
         WarpgroupBegin();
-        Scores(s, q, shared.k[stage]);
+        Scores(s, q, shared.k[k.stage]);
         WarpgroupCommit();
-        WaitPhase(&shared.v_full[before], (step - 1) / kStages % 2);
+        WaitPhase(&shared.v_full[v.stage], v.parity);
         FenceForTensorCores();
-        Values(o, p, shared.v[before]);
+        Values(o, p, shared.v[v.stage]);
         WarpgroupCommit();
         GiveTurn(half);
         WarpgroupWait<1>();
         HoldSums(s);
-        const float2 factor = Weigh(s, running, tile, shared.beta[stage], scale, tile_row, two);
+        const bool grew = Weigh(s, running, tile, shared.beta[k.stage], scale, tile_row, two, factor);
         __syncwarp();  // every lane has read its biases
         // Sums are never negative. But asking orders the weights before what follows: they are made while the values'
         // products run, not after the wait for them.
         const float sums = running.memory[0] + running.memory[1] + running.rest[0] + running.rest[1];
-        if (lane == 0 && !(sums < 0.0f)) Arrive(&shared.k_empty[stage]);
+        if (lane == 0 && !(sums < 0.0f)) Arrive(&shared.k_empty[k.stage]);
+        k.Next();
         WarpgroupWait<0>();
         HoldSums(o);
-        if (lane == 0) Arrive(&shared.v_empty[before]);
-        if (__any_sync(kFullWarp, factor.x != 1.0f || factor.y != 1.0f)) {
+        if (lane == 0) Arrive(&shared.v_empty[v.stage]);
+        v.Next();
+        if (grew) {
 #pragma unroll
           for (int n = 0; n < 16; ++n) {
-            o[n][0] *= factor.x;
-            o[n][1] *= factor.x;
-            o[n][2] *= factor.y;
-            o[n][3] *= factor.y;
+#pragma unroll
+            for (int e = 0; e < 4; ++e) o[n][e] *= factor[e / 2];
           }
         }
         Pack(s, p);
       }
-      const int last = (step - 1) % kStages;
-      WaitPhase(&shared.v_full[last], (step - 1) / kStages % 2);
+      WaitPhase(&shared.v_full[v.stage], v.parity);
       FenceForTensorCores();
       WarpgroupBegin();
-      Values(o, p, shared.v[last]);
+      Values(o, p, shared.v[v.stage]);
       WarpgroupCommit();
       WarpgroupWait<0>();
       HoldSums(o);
-      if (lane == 0) Arrive(&shared.v_empty[last]);
+      if (lane == 0) Arrive(&shared.v_empty[v.stage]);
+      v.Next();
     }
     if (item.merge < 0 && ClusterBlocks() == 1) {
       Finish(t, item, rows, walk.kv(), first_query, shared.q, o, running);
@@ -456,8 +489,8 @@ __device__ __forceinline__ void Consume(Shared& shared, const AttentionTensors& 
     float* const sums = reinterpret_cast<float*>(shared.k[0]);
     float* const states = sums + kAttentionTall * kSumStride;
     StoreSums(sums, states, first_query, o, running);
-    TileFinisher<kWidth, 2 * kGroup / kWarp> finisher(t, item, rows, merging, walk.kv(), first_query / 16);
-    finisher.Finish({sums, states, kAttentionTall, kSumStride, 1}, sync);
+    TileFinisher<kWidth, 2 * kGroup / kWarp, 4> finisher(t, item, rows, merging, walk.kv(), first_query / 16);
+    finisher.Finish({sums, states, kAttentionTall, kSumStride, 1}, sync, false);
   }
   if (half == 0) TakeTurn(0);
 }

@@ -168,29 +168,46 @@ class MergedRow {
     }
   }
 
-  // One own row of a head: its logit, and the lane's columns of its value. Halves may take different ones.
+  // One own row of a head, as it is read: the lane's columns of it and of the query. Halves may take different ones.
+  struct OwnColumns {
+    float4 q[kChunks] = {}, k[kChunks] = {}, v[kChunks] = {};
+    bool there = false;
+  };
+  // The same with the logit.
   struct OwnRow {
     float logit = -INFINITY;
     float4 v[kChunks] = {};
   };
 
-  // Row `own` of the step, seen by row `row`; −inf and 0 where it is not `there`. The whole warp takes part.
-  __device__ OwnRow ReadOwn(const AttentionTensors& t, const AttentionMerging& merging, int64_t row, int64_t own,
-                            int head, bool there) const {
+  // Row `own` of the step, seen by row `row`; nothing where it is not `there`.
+  __device__ OwnColumns ReadOwn(const AttentionTensors& t, const AttentionMerging& merging, int64_t row, int64_t own,
+                                int head, bool there) const {
+    OwnColumns columns;
+    columns.there = there;
+    if (!there) return columns;
     const int64_t kv = head / (t.heads / t.kv_heads);
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      const int column = column_ + c * 4 * kLanes;
+      columns.q[c] = Own(t.q, t.q_bf16, row * t.q_row + head * t.q_head, column);
+      columns.k[c] = Own(merging.k, merging.own_bf16, own * merging.k_row + kv * merging.k_head, column);
+      columns.v[c] = Own(merging.v, merging.own_bf16, own * merging.v_row + kv * merging.v_head, column);
+    }
+    return columns;
+  }
+
+  // −inf and 0 where it is not there. The whole warp takes part.
+  __device__ OwnRow Weigh(const AttentionTensors& t, const OwnColumns& own) const {
     OwnRow result;
     float dot = 0.0f;
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
-      if (!there) continue;
-      const int column = column_ + c * 4 * kLanes;
-      const float4 q = Own(t.q, t.q_bf16, row * t.q_row + head * t.q_head, column);
-      const float4 k = Own(merging.k, merging.own_bf16, own * merging.k_row + kv * merging.k_head, column);
-      result.v[c] = Own(merging.v, merging.own_bf16, own * merging.v_row + kv * merging.v_head, column);
+      const float4 q = own.q[c], k = own.k[c];
       dot = fmaf(q.x, k.x, fmaf(q.y, k.y, fmaf(q.z, k.z, fmaf(q.w, k.w, dot))));
+      result.v[c] = own.v[c];
     }
     dot = WarpSum<kLanes>(dot);
-    if (there) result.logit = dot * t.scale;
+    if (own.there) result.logit = dot * t.scale;
     return result;
   }
 
@@ -208,7 +225,7 @@ class MergedRow {
   __device__ void AddOwn(const AttentionTensors& t, const AttentionMerging& merging, const AttentionMerge& merge,
                          int head) {
     for (int first = merge.own_begin; first <= merge.row; first += kHalves) {
-      AddOwn(ReadOwn(t, merging, merge.row, first + half_, head, first + half_ <= merge.row));
+      AddOwn(Weigh(t, ReadOwn(t, merging, merge.row, first + half_, head, first + half_ <= merge.row)));
     }
   }
 
@@ -344,8 +361,9 @@ class MergedRow {
 };
 
 // Ends a tile of queries, by kWarps warps of each block of its cluster: brings the blocks' sums together, and leaves
-// them as partial rows; or adds what else the rows see, and writes the result.
-template <int kWidth, int kWarps>
+// them as partial rows; or adds what else the rows see, and writes the result. Of a warp's queries the first kAhead are
+// prepared together.
+template <int kWidth, int kWarps, int kAhead>
 class TileFinisher {
  public:
   // `warp`: of the kWarps.
@@ -358,25 +376,38 @@ class TileFinisher {
         first_head_(kv * (t.heads / t.kv_heads) + item.head_begin),
         queries_(item.row_count * item.head_count),
         warp_(warp),
-        first_(ClusterRank() * kWarps + warp) {}
+        first_(ClusterRank() + ClusterBlocks() * warp) {}
 
-  // Reads what the warp's first query is merged with, beside the keys and values; after WaitForPreviousKernel.
-  __device__ void Prefetch() {
-    if (item_.merge < 0 || first_ >= queries_) return;
-    merge_ = merging_.merges[item_.merge + first_ / item_.head_count];
-    const int head = first_head_ + first_ % item_.head_count;
-    const int mine = merge_.partial_begin + static_cast<int>(threadIdx.x) % kWarp;
-    if (mine < merge_.partial_end) partial_ = PartialRows(t_, merging_.partials, head).Place(mine);
+  // Reads what the first queries are merged with; after WaitForPreviousKernel.
+  __device__ void Prepare() {
+    if (item_.merge < 0) return;
+    const int stride = ClusterBlocks() * kWarps, lane = static_cast<int>(threadIdx.x) % kWarp;
     const MergedRow<kWidth> of(t_.width);
-    own_ =
-        of.ReadOwn(t_, merging_, merge_.row, merge_.own_begin, head, of.half() == 0 && merge_.own_begin <= merge_.row);
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+      const int query = first_ + a * stride;
+      if (query < queries_) ahead_[a].merge = merging_.merges[item_.merge + query / item_.head_count];
+    }
+    typename MergedRow<kWidth>::OwnColumns own[kAhead];
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+      const int query = first_ + a * stride, head = first_head_ + query % item_.head_count;
+      if (query >= queries_) continue;
+      const AttentionMerge& merge = ahead_[a].merge;
+      const int mine = merge.partial_begin + lane;
+      if (mine < merge.partial_end) ahead_[a].partial = PartialRows(t_, merging_.partials, head).Place(mine);
+      own[a] =
+          of.ReadOwn(t_, merging_, merge.row, merge.own_begin, head, of.half() == 0 && merge.own_begin <= merge.row);
+    }
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) ahead_[a].own = of.Weigh(t_, own[a]);
   }
 
-  // `sync`: a barrier of the block's kWarps warps; all of them take part.
+  // `sync`: a barrier of the block's kWarps warps; all of them take part. `prepared`: Prepare was called.
   template <typename Sync>
-  __device__ void Finish(const TileSums& sums, const Sync& sync) {
+  __device__ void Finish(const TileSums& sums, const Sync& sync, bool prepared) {
     sync();
-    const int blocks = ClusterBlocks();
+    const int blocks = ClusterBlocks(), stride = blocks * kWarps;
     if (blocks > 1) {
       for (int query = warp_; sums.parts > 1 && query < queries_; query += kWarps) {
         MergedRow<kWidth> sum(t_.width);
@@ -385,29 +416,19 @@ class TileFinisher {
         sum.StoreSums(sums.o + query * sums.stride, sums.state + query * 3, false);
       }
       ClusterArrive();
-      ClusterWait();
     }
-    for (int query = first_; query < queries_; query += blocks * kWarps) {
-      const int i = query / item_.head_count, head = first_head_ + query % item_.head_count;
-      MergedRow<kWidth> sum(t_.width);
-      sum.AddSums(QuerySums(sums, query, blocks > 1), 0, blocks > 1 ? blocks : sums.parts, 1);
-      if (item_.partial >= 0) {
-        const int64_t place = static_cast<int64_t>(item_.partial + i) * t_.heads + head;
-        sum.StoreSums(t_.partial_o + place * t_.width, t_.partial_state + place * 3, true);
-        continue;
+    if (!prepared) Prepare();
+    if (blocks > 1) ClusterWait();
+#pragma unroll 1  // code that runs seldom is fetched once: short is fast
+    for (int query = first_; query < queries_; query += stride) {
+      if (item_.merge >= 0 && !ahead_[0].known) {
+        ahead_[0].merge = merging_.merges[item_.merge + query / item_.head_count];
       }
-      if (item_.merge >= 0) {
-        const bool known = query == first_;
-        if (!known) merge_ = merging_.merges[item_.merge + i];
-        sum.AddSums(PartialRows(t_, merging_.partials, head), merge_.partial_begin, merge_.partial_end, 1,
-                    known ? partial_ : -1);
-        if (known && merge_.own_begin <= merge_.row) {
-          sum.AddOwn(own_);
-          ++merge_.own_begin;
-        }
-        sum.AddOwn(t_, merging_, merge_, head);
-      }
-      sum.Store(t_, RowOf(rows_, item_.rows, i), head);
+      End(sums, query, ahead_[0]);
+#pragma unroll
+      for (int a = 1; a < kAhead; ++a) ahead_[a - 1] = ahead_[a];
+      ahead_[kAhead - 1].known = false;
+      ahead_[kAhead - 1].partial = -1;
     }
     if (blocks > 1) {  // others may still read this block's sums
       ClusterArrive();
@@ -416,14 +437,41 @@ class TileFinisher {
   }
 
  private:
+  struct Ahead {
+    AttentionMerge merge;
+    int64_t partial = -1;  // the lane's first partial row
+    typename MergedRow<kWidth>::OwnRow own;
+    bool known = true;  // what Prepare reads is there
+  };
+
+  __device__ void End(const TileSums& sums, int query, const Ahead& ahead) {
+    const int blocks = ClusterBlocks();
+    const int i = query / item_.head_count, head = first_head_ + query % item_.head_count;
+    MergedRow<kWidth> sum(t_.width);
+    sum.AddSums(QuerySums(sums, query, blocks > 1), 0, blocks > 1 ? blocks : sums.parts, 1);
+    if (item_.partial >= 0) {
+      const int64_t place = static_cast<int64_t>(item_.partial + i) * t_.heads + head;
+      sum.StoreSums(t_.partial_o + place * t_.width, t_.partial_state + place * 3, true);
+      return;
+    }
+    if (item_.merge >= 0) {
+      AttentionMerge merge = ahead.merge;
+      sum.AddSums(PartialRows(t_, merging_.partials, head), merge.partial_begin, merge.partial_end, 1, ahead.partial);
+      if (ahead.known && merge.own_begin <= merge.row) {
+        sum.AddOwn(ahead.own);
+        ++merge.own_begin;
+      }
+      sum.AddOwn(t_, merging_, merge, head);
+    }
+    sum.Store(t_, RowOf(rows_, item_.rows, i), head);
+  }
+
   const AttentionTensors& t_;
   const AttentionItem& item_;
   const int32_t* const rows_;
   const AttentionMerging& merging_;
   const int first_head_, queries_, warp_, first_;
-  AttentionMerge merge_;  // of the warp's first query; then of the next ones
-  int64_t partial_ = -1;  // the lane's first partial row of that
-  typename MergedRow<kWidth>::OwnRow own_;
+  Ahead ahead_[kAhead];
 };
 
 }  // namespace stillhouse::cuda

@@ -77,11 +77,18 @@ void LaunchKernelEarly(void (*kernel)(Params...), dim3 blocks, int threads, int 
 template <typename... Params>
 int BlocksAtOnce(void (*kernel)(Params...), int threads, int shared_bytes, int cluster) {
   AllowShared(kernel, shared_bytes);
+  if (cluster == 1) {
+    int device = 0, multiprocessors = 0, blocks = 0;
+    STILLHOUSE_CUDA_CHECK(cudaGetDevice(&device));
+    STILLHOUSE_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+    STILLHOUSE_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, reinterpret_cast<const void*>(kernel),
+                                                                        threads, static_cast<size_t>(shared_bytes)));
+    return blocks * multiprocessors;
+  }
   const EarlyLaunch launch(dim3(static_cast<unsigned>(cluster)), threads, shared_bytes, nullptr, cluster);
   int clusters = 0;
   if (AllowCluster(kernel, cluster) != cudaSuccess ||
       cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch.config()) != cudaSuccess) {
-    STILLHOUSE_CUDA_CHECK(cluster == 1 ? cudaPeekAtLastError() : cudaSuccess);
     cudaGetLastError();  // an answer, not an error
     return 0;
   }
