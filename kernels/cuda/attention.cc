@@ -82,10 +82,11 @@ class Forward {
     const auto plan = device_.attention().Plan(options, segments, own, *args_.sequences);
 
     TableUpload tables;
-    const size_t runs = tables.Add(plan->runs), narrow = tables.Add(plan->narrow), wide = tables.Add(plan->wide),
-                 tall = tables.Add(plan->tall), rows = tables.Add(plan->rows), merges = tables.Add(plan->merges),
-                 merge_of = tables.Add(plan->merge_of), partials = tables.Add(plan->partials);
-    tables.Upload(backend_, tensors_.width <= kAttentionInlineWidth && plan->tall.empty());
+    const size_t runs = tables.Add(plan->runs), narrow = tables.Add(plan->narrow.items),
+                 wide = tables.Add(plan->wide.items), tall = tables.Add(plan->tall.items),
+                 rows = tables.Add(plan->rows), merges = tables.Add(plan->merges),
+                 partials = tables.Add(plan->partials);
+    tables.Upload(backend_, tensors_.width <= kAttentionInlineWidth);
     Tensor partial;
     if (plan->partial_rows > 0) {
       const int64_t places = plan->partial_rows * tensors_.heads;
@@ -94,12 +95,11 @@ class Forward {
       tensors_.partial_state = partial.f32() + places * tensors_.width;
     }
 
-    AttentionMerging merging;
+    AttentionLaunches launches;
+    AttentionMerging& merging = launches.merging;
     merging.merges = tables.At<AttentionMerge>(merges);
     merging.partials = tables.At<int32_t>(partials);
-    merging.merge_of = tables.At<int32_t>(merge_of);
-    merging.in_order = plan->merge_of.empty();
-    merging.arrived = plan->finishing ? device_.attention().arrived() : nullptr;
+    merging.begin = plan->merges_begin();
     merging.count = plan->merges_apart;
     merging.most_partials = plan->most_partials();
     merging.inline_tables = tables.inline_tables();
@@ -108,15 +108,18 @@ class Forward {
     items.inline_tables = tables.inline_tables();
     items.runs = tables.At<AttentionRun>(runs);
     items.rows = tables.At<int32_t>(rows);
-    const auto with = [&items](const AttentionItem* table, size_t count) {
+    const auto with = [&](size_t place, const AttentionForwardPlan::Items& planned) {
       AttentionItems these = items;
-      these.items = table;
-      these.count = static_cast<int32_t>(count);
+      these.items = tables.At<AttentionItem>(place);
+      these.count = static_cast<int32_t>(planned.items.size());
+      these.cluster = planned.cluster;
       return these;
     };
-    LaunchAttentionTiles(device_, bf16_, tensors_, with(tables.At<AttentionItem>(tall), plan->tall.size()),
-                         with(tables.At<AttentionItem>(wide), plan->wide.size()),
-                         with(tables.At<AttentionItem>(narrow), plan->narrow.size()), merging, stream_);
+    launches.tall = with(tall, plan->tall);
+    launches.wide = with(wide, plan->wide);
+    launches.narrow = with(narrow, plan->narrow);
+    launches.tall_merges = plan->tall.merges;
+    LaunchAttention(device_, bf16_, tensors_, launches, stream_);
     if (args_.stored_mass) {
       LaunchAttentionMass(tensors_.mass, args_.stored_mass.f32(), args_.q.dim(0), tensors_.heads, stream_);
     }

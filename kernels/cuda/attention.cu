@@ -23,7 +23,7 @@ constexpr int kStep = kAttentionStep;
 // How the threads of a block share the scores [queries, slots] and the sums [queries, width] of a tile.
 template <int kWidth, bool kWide>
 struct Layout {
-  static constexpr int kQueries = kWide ? kAttentionWide : kAttentionNarrowF32;
+  static constexpr int kQueries = kWide ? kAttentionWide : kAttentionNarrow;
   static constexpr int kThreads = kWide ? 256 : 128;
   static constexpr int kRows = 4;  // of a thread, in both
   static constexpr int kRowGroups = kQueries / kRows;
@@ -47,6 +47,7 @@ __global__ void __launch_bounds__(Layout<kWidth, kWide>::kThreads)
                  const __grid_constant__ InlineTables<kInline> tables) {
   using L = Layout<kWidth, kWide>;
   extern __shared__ float4 attention_shared[];
+  LetNextKernelStart();
   float* const q = reinterpret_cast<float*>(attention_shared);
   float* const k = q + L::kQueries * L::kStride;
   float* const v = k + kStep * L::kStride;
@@ -57,13 +58,14 @@ __global__ void __launch_bounds__(Layout<kWidth, kWide>::kThreads)
   float* const factor_of = rest_sum + L::kQueries;
 
   const AttentionItems items = Resolve(where, tables);
-  const int kv = static_cast<int>(blockIdx.x) / items.count;
-  const AttentionItem item = items.items[static_cast<int>(blockIdx.x) % items.count];
+  const AttentionMerging merging = Resolve(where_merged, tables);
+  const int unit = static_cast<int>(blockIdx.x) / ClusterBlocks(), kv = unit / items.count;
+  const AttentionItem item = items.items[unit % items.count];
   if (item.row_count == 0) return;
-  SlotCursor<float, kStep> cursor(items.runs, item.run, item.slot, item.slots, item.causal_limit, kv);
+  SlotCursor<float, kStep> cursor(items, item, kv);
+  if (threadIdx.x == 0) PrefetchSteps(cursor, 2, t.width);
   SlotTile<float> tile = cursor.Next();
   WaitForPreviousKernel();
-  LetNextKernelStart();
   if (tile.slots > 0) {
     LoadTile<L::kThreads, kStep, L::kStride>(k, tile.k, tile.k_row, tile.slots, t.width, tile.vector);
   }
@@ -99,9 +101,8 @@ __global__ void __launch_bounds__(Layout<kWidth, kWide>::kThreads)
     rest_sum[i] = 0.0f;
   }
 
-  const bool finishes = !kWide && item.partial >= 0 && where_merged.arrived != nullptr;
-  const AttentionMerging merging = Resolve(where_merged, tables);
-  RowFinisher<kWidth, L::kThreads, L::kQueries> finisher(t, item, items.rows, merging, kv, finishes);
+  TileFinisher<kWidth, kWarps, 1> finisher(t, item, items.rows, merging, kv, warp);
+  finisher.Prepare();
 
   const int depth = (t.width + 3) / 4 * 4;
   const int score_row = tid / L::kScoreThreads * L::kRows, score_column = tid % L::kScoreThreads;
@@ -217,53 +218,32 @@ __global__ void __launch_bounds__(Layout<kWidth, kWide>::kThreads)
       }
     }
   }
+  // The queries are done with: the sums take their place, and the states that of the scores.
+  float* const states = scores;
 #pragma unroll
-  for (int m = 0; m < L::kRows; ++m) {
+  for (int m = 0; m < L::kRows && part == 0; ++m) {
     const int query = row_group + m;
-    if (query >= queries || part > 0) continue;
-    const int i = query / item.head_count;
-    const int64_t head = kv * group + item.head_begin + query % item.head_count;
-    if (item.partial >= 0) {
-      const int64_t place = static_cast<int64_t>(item.partial + i) * t.heads + head;
-      float* const o = t.partial_o + place * t.width;
-#pragma unroll
-      for (int c = 0; c < L::kChunks; ++c) {
-        StoreColumns(o, 4 * (chunk + c * L::kChunkThreads), t.width, sum[m][c], t.width % 4 == 0);
-      }
-      if (chunk == 0) {
-        float* const state = t.partial_state + place * 3;
-        state[0] = max_of[query];
-        state[1] = memory_sum[query];
-        state[2] = rest_sum[query];
-      }
-      continue;
-    }
-    const int64_t row = RowOf(items.rows, item.rows, i);
-    const SoftmaxState<float> state{max_of[query], memory_sum[query] + rest_sum[query]};
-    const float inverse = InverseSum(state);
-    float* const out = static_cast<float*>(t.out) + row * t.out_row + head * t.out_head;
 #pragma unroll
     for (int c = 0; c < L::kChunks; ++c) {
-      const float4 s = sum[m][c];
-      StoreColumns(out, 4 * (chunk + c * L::kChunkThreads), t.width,
-                   make_float4(s.x * inverse, s.y * inverse, s.z * inverse, s.w * inverse), t.out_vector);
+      *reinterpret_cast<float4*>(q + query * L::kStride + 4 * (chunk + c * L::kChunkThreads)) = sum[m][c];
     }
     if (chunk == 0) {
-      if (t.lse) t.lse[row * t.lse_row + head * t.lse_head] = LogSumExp(state);
-      if (t.mass) t.mass[row * t.heads + head] = memory_sum[query] * inverse;
+      states[3 * query] = max_of[query];
+      states[3 * query + 1] = memory_sum[query];
+      states[3 * query + 2] = rest_sum[query];
     }
   }
-  if constexpr (!kWide) {
-    if (finishes) finisher.Finish(t, item, merging, kv);
-  }
+  finisher.Finish(
+      {q, states, L::kQueries, L::kStride, 1}, [] { __syncthreads(); }, true);
 }
 
+template <bool kWide>
 struct Kernel {
-  template <int kWidth, bool kWide, int kInline>
+  template <int kWidth, int kInline>
   static auto Entry() {
     return &AttentionF32<kWidth, kWide, kInline>;
   }
-  template <int kWidth, bool kWide>
+  template <int kWidth>
   using LayoutOf = Layout<kWidth, kWide>;
 };
 
@@ -271,9 +251,12 @@ struct Kernel {
 
 void LaunchAttentionF32(const AttentionTensors& tensors, const AttentionItems& items, const AttentionMerging& merging,
                         bool wide, cudaStream_t stream) {
-  LaunchTiles<Kernel>(tensors, items, merging, wide, stream);
+  wide ? LaunchTiles<Kernel<true>>(tensors, items, merging, stream)
+       : LaunchTiles<Kernel<false>>(tensors, items, merging, stream);
 }
 
-int AttentionBlocksF32(int width, bool wide) { return TileBlocks<Kernel>(width, wide); }
+AttentionCapacity AttentionCapacityF32(int width, bool wide) {
+  return wide ? TilesCapacity<Kernel<true>>(width) : TilesCapacity<Kernel<false>>(width);
+}
 
 }  // namespace stillhouse::cuda

@@ -6,6 +6,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <iterator>
 
 namespace stillhouse::cuda {
 
@@ -21,8 +22,9 @@ struct AttentionRun {
   bool vector = false;  // rows of k and v may be read 16 bytes at a time
 };
 
-// A tile of queries on a range of consecutive slots, for every KV head: what one block does. Queries are rows × the
-// heads [head_begin, head_begin + head_count) of the KV head's group.
+// A tile of queries on a range of consecutive slots, for every KV head: what one block does, or the blocks of a
+// cluster, each with its share of the slots. Queries are rows × the heads [head_begin, head_begin + head_count) of the
+// KV head's group.
 struct AttentionItem {
   int32_t run = 0, slot = 0;  // where the range begins; it goes on through the following runs
   int32_t slots = 0;
@@ -30,15 +32,15 @@ struct AttentionItem {
   int32_t row_count = 0;     // 0: nothing to do
   int32_t causal_limit = 0;  // the tile's row i sees the first causal_limit + i slots of a causal run
   int32_t head_begin = 0, head_count = 0;
-  int32_t partial = -1;  // partial row of the tile's first row; −1: the range is all that the rows see
+  int32_t partial = -1;  // partial row of the tile's first row; −1: the rows end here
+  int32_t merge = -1;    // where they end here: the first row's merge, which adds the rest; −1: they see nothing else
 };
 
 // A row whose result is merged from partial rows, and from its own sequence's rows where those are few.
 struct AttentionMerge {
   int32_t row = 0;
   int32_t own_begin = 0;                       // own rows [own_begin, row] are added; row + 1: none
-  int32_t partial_begin = 0, partial_end = 0;  // in the table of partial rows
-  int32_t arrivals = 0;  // narrow items of one KV head that leave partial rows: the last merges; 0: a launch of its own
+  int32_t partial_begin = 0, partial_end = 0;  // in the table of partial rows: earlier launches'
 };
 
 // Tensors of a forward call. Rows are indexed by row of the step, heads by query head.
@@ -62,33 +64,31 @@ struct AttentionTensors {
 
 // Tables of at most this many bytes travel with the launch instead of by a copy of their own.
 inline constexpr int kAttentionInlineBytes = 3584;
-inline constexpr int kAttentionInlineWidth = 128;  // heads of at most this width, and not by the tall kernel
+inline constexpr int kAttentionInlineWidth = 128;  // heads of at most this width
 
 struct AttentionItems {
   const AttentionRun* runs = nullptr;
   const AttentionItem* items = nullptr;
   const int32_t* rows = nullptr;
   int32_t count = 0;
+  int32_t cluster = 1;  // blocks that share an item
   // Host memory of kAttentionInlineBytes that the pointers above are offsets into; null: they are device pointers.
   const char* inline_tables = nullptr;
 };
 
 // Queries of a tile of the narrow and of the wide kernel; slots of one step through the keys.
-inline constexpr int kAttentionNarrowF32 = 8;
-inline constexpr int kAttentionNarrowBf16 = 16;
+inline constexpr int kAttentionNarrow = 8;
 inline constexpr int kAttentionWide = 64;
 inline constexpr int kAttentionTall = 128, kAttentionTallWidth = 128;
 inline constexpr int kAttentionStep = 64;
 inline constexpr int kAttentionMaxWidth = 256;
+inline constexpr int kAttentionClusters[] = {1, 2, 3, 4, 5, 6, 7, 8, 16};  // blocks that may share an item
 
 // Merging of partial rows, and of few own rows; writes out, lse and mass.
 struct AttentionMerging {
   const AttentionMerge* merges = nullptr;
   const int32_t* partials = nullptr;    // partial rows, listed by merge
-  const int32_t* merge_of = nullptr;    // by row of the step
-  bool in_order = false;                // merge i is row i's; merge_of is not used
-  uint32_t* arrived = nullptr;          // [merges, KV heads]: narrow items done; 0 between calls
-  int32_t count = 0;                    // merges of the launch: the first ones, without arrivals
+  int32_t begin = 0, count = 0;         // merges that have a launch of their own
   int32_t most_partials = 0;            // of one row of these
   const char* inline_tables = nullptr;  // as in AttentionItems
   const void* k = nullptr;              // own rows: f32, or bf16 where own_bf16
@@ -98,21 +98,30 @@ struct AttentionMerging {
 };
 
 // The kernels below may start while the kernel before them ends, and wait for it before they read rows, keys or values.
-// Items without rows are passed over. Narrow ones merge the rows whose last partial rows they leave where `arrived` is
-// given; all other partial rows are older launches'.
+// Items without rows are passed over. All partial rows that are merged are earlier launches'.
 
-// f32 keys and values, fp32 arithmetic. Blocks that fit one multiprocessor: for the plan.
+// Blocks of a kernel that run at once on a GPU in clusters of the sizes kAttentionClusters; 0: in none.
+struct AttentionCapacity {
+  int blocks[std::size(kAttentionClusters)] = {};
+};
+
+// f32 keys and values, fp32 arithmetic.
 void LaunchAttentionF32(const AttentionTensors& tensors, const AttentionItems& items, const AttentionMerging& merging,
                         bool wide, cudaStream_t stream);
-int AttentionBlocksF32(int width, bool wide);
+AttentionCapacity AttentionCapacityF32(int width, bool wide);
 // bf16 keys and values, tensor-core products with fp32 sums.
-void LaunchAttentionBf16(const AttentionTensors& tensors, const AttentionItems& items, const AttentionMerging& merging,
-                         bool wide, cudaStream_t stream);
-int AttentionBlocksBf16(int width, bool wide);
-// The same for many queries and heads kAttentionTallWidth wide, whose runs are all `vector`.
-void LaunchAttentionTall(const AttentionTensors& tensors, const AttentionItems& items, int multiprocessors,
-                         cudaStream_t stream);
-// The first merges, whose rows no narrow item sees.
+void LaunchAttentionBf16Narrow(const AttentionTensors& tensors, const AttentionItems& items,
+                               const AttentionMerging& merging, cudaStream_t stream);
+void LaunchAttentionBf16Wide(const AttentionTensors& tensors, const AttentionItems& items,
+                             const AttentionMerging& merging, cudaStream_t stream);
+AttentionCapacity AttentionCapacityBf16Narrow(int width);
+AttentionCapacity AttentionCapacityBf16Wide(int width);
+// The same for many queries and heads kAttentionTallWidth wide, whose runs are all `vector`. `merges`: some items have
+// merges.
+void LaunchAttentionTall(const AttentionTensors& tensors, const AttentionItems& items, const AttentionMerging& merging,
+                         bool merges, int multiprocessors, cudaStream_t stream);
+AttentionCapacity AttentionCapacityTall();
+// The merges [merging.begin, merging.begin + merging.count).
 void LaunchAttentionMerge(const AttentionTensors& tensors, const AttentionMerging& merging, cudaStream_t stream);
 
 // stored_mass[r] = mean over heads of mass[r, h].

@@ -1,4 +1,4 @@
-// Merges the partial rows that no narrow item sees to the end, and the shares of the heads on memories.
+// Merges the partial rows of rows that no item ends, and the shares of the heads on memories.
 #include "kernels/cuda/attention_launch.h"
 #include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/device/attention_kernels.cuh"
@@ -19,19 +19,19 @@ __global__ void __launch_bounds__(kWarps* kWarp)
     AttentionMergeRows(const AttentionTensors t, const AttentionMerging where,
                        const __grid_constant__ InlineTables<kInline> tables) {
   constexpr int kHeads = kWarps / kParts;  // of a block
+  LetNextKernelStart();
   const AttentionMerging merging = Resolve(where, tables);
   const int head_blocks = (t.heads + kHeads - 1) / kHeads;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
   const int part = warp % kParts, head = static_cast<int>(blockIdx.x % head_blocks) * kHeads + warp / kParts;
-  const AttentionMerge merge = merging.merges[blockIdx.x / head_blocks];
+  const AttentionMerge merge = merging.merges[merging.begin + static_cast<int>(blockIdx.x) / head_blocks];
   WaitForPreviousKernel();
-  LetNextKernelStart();
   if (head >= t.heads || merge.row < 0) return;  // a whole block, where its warps work together
   MergedRow<kWidth> sum(t.width);
-  sum.AddPartials(t, merging.partials, merge.partial_begin + part, merge.partial_end, kParts, head);
+  sum.AddSums(PartialRows(t, merging.partials, head), merge.partial_begin + part, merge.partial_end, kParts);
   if (part == 0) sum.AddOwn(t, merging, merge, head);
   if constexpr (kParts > 1) {
-    __shared__ float shared[kWarps * (kWidth + 3)];
+    __shared__ alignas(16) float shared[kWarps * (kWidth + 4)];
     if (!sum.template AddWarps<kWarps>(shared)) return;
   }
   sum.Store(t, merge.row, head);
@@ -39,6 +39,7 @@ __global__ void __launch_bounds__(kWarps* kWarp)
 
 __global__ void AttentionMassMean(const float* mass, float* stored_mass, int64_t rows, int heads) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  LetNextKernelStart();
   WaitForPreviousKernel();
   if (row >= rows) return;
   float sum = 0.0f;
@@ -57,12 +58,15 @@ void Launch(const AttentionTensors& tensors, const AttentionMerging& merging, cu
 
 void LaunchAttentionMerge(const AttentionTensors& tensors, const AttentionMerging& merging, cudaStream_t stream) {
   if (merging.count == 0) return;
-  ForTiles(tensors.width, merging.most_partials >= kManyPartials, [&](auto width, auto many) {
-    constexpr int kParts = many() ? kWarps : 1;
-    if constexpr (width() <= kAttentionInlineWidth) {
-      if (merging.inline_tables) return Launch<width(), kParts, kAttentionInlineBytes>(tensors, merging, stream);
-    }
-    Launch<width(), kParts, 0>(tensors, merging, stream);
+  ForWidth(tensors.width, [&](auto width) {
+    auto launch = [&](auto parts) {
+      if constexpr (width() <= kAttentionInlineWidth) {
+        if (merging.inline_tables) return Launch<width(), parts(), kAttentionInlineBytes>(tensors, merging, stream);
+      }
+      Launch<width(), parts(), 0>(tensors, merging, stream);
+    };
+    merging.most_partials >= kManyPartials ? launch(std::integral_constant<int, kWarps>())
+                                           : launch(std::integral_constant<int, 1>());
   });
 }
 

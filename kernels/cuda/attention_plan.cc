@@ -1,23 +1,25 @@
 #include "kernels/cuda/attention_plan.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <iterator>
 #include <map>
 #include <numeric>
 
 namespace stillhouse::cuda {
 namespace {
 
-// How a kernel's items are cut. `granule` slots are a step. Costs in steps: of an item beside its slots (its start,
-// what it leaves to be merged), and of a partial row's merge.
+// How a kernel's items are cut. `granule` slots are a step. Costs in steps: of an item beside its slots (its start, the
+// partial rows that it leaves, what a cluster's blocks bring together), of a merge of its own, and of a partial row in
+// it.
 struct Cut {
   int granule;
-  double start, partial, merge;
+  double start, partial, cluster, launch, merge;
 };
-constexpr Cut kNarrowCut = {kAttentionStep, 1.0, 2.0, 0.1}, kWideCut = {kAttentionStep, 1.0, 2.0, 0.1};
-constexpr Cut kTallCut = {2 * kAttentionStep, 1.0, 1.0, 0.05};
+constexpr Cut kNarrowCut = {kAttentionStep, 1.0, 1.0, 1.0, 3.0, 0.1}, kWideCut = kNarrowCut;
+constexpr Cut kTallCut = {2 * kAttentionStep, 1.0, 1.0, 1.0, 2.0, 0.25};
 constexpr double kWideLatency = 1.4;
-constexpr int64_t kFinishSlots = 512;  // of a narrow item that merges
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -29,6 +31,10 @@ struct Chain {
   bool alone = false;   // the rows see nothing else
   int32_t rows = 0;     // as AttentionItem::rows
   int64_t row_count = 0;
+
+  int32_t RowsFrom(int64_t i) const {
+    return rows < 0 ? rows - static_cast<int32_t>(i) : rows + static_cast<int32_t>(i);
+  }
 };
 
 // A tile of a chain's queries, not yet split.
@@ -36,8 +42,12 @@ struct Tile {
   const Chain* chain;
   int64_t row_begin, row_count;
   int32_t head_begin, head_count;
-  int64_t seen;  // slots, up to the last row's
+  int64_t seen;       // slots, up to the last row's
+  bool ends = false;  // no other tile of this kernel or a later one sees the rows
 };
+
+// The kernels in the order of their launches.
+enum Kernel { kTall, kWide, kNarrow, kKernels };
 
 class Planner {
  public:
@@ -47,7 +57,8 @@ class Planner {
 
   AttentionForwardPlan Run() {
     row_partials_.resize(static_cast<size_t>(o_.rows));
-    arrivals_.assign(static_cast<size_t>(o_.rows), 0);
+    row_tiles_.resize(static_cast<size_t>(o_.rows));
+    ended_.resize(static_cast<size_t>(o_.rows));
     for (size_t i = 0; i < sequences_.size(); ++i) {
       const AttentionSequence& sequence = sequences_[i];
       if (sequence.row_count == 0) continue;
@@ -58,43 +69,38 @@ class Planner {
       }
     }
     AddFew();
-    std::vector<Tile> narrow, wide, tall;
     for (const Chain& chain : chains_) {
-      // Narrow tiles read the slots once each: from the third on a wide tile is cheaper.
-      if (chain.row_count * group_ <= 2 * o_.narrow_queries) {
-        AddTiles(chain, o_.narrow_queries, &narrow);
-      } else if (o_.tall_queries > 0 && chain.row_count * group_ >= o_.tall_queries) {
-        AddTiles(chain, o_.tall_queries, &tall);
-      } else {
-        AddTiles(chain, o_.wide_queries, &wide);
-      }
+      for (int64_t r = 0; r < chain.row_count; ++r) ++row_tiles_[Row(chain, r)][KernelOf(chain)];
     }
-    Split(narrow, o_.narrow_blocks, o_.narrow_latency, kNarrowCut, &plan_.narrow);
-    Split(wide, o_.wide_blocks, kWideLatency, kWideCut, &plan_.wide);
-    Split(tall, 1, 1.0, kTallCut, &plan_.tall);
-    plan_.finishing = Finishes();
-    if (plan_.finishing) {
-      for (const AttentionItem& item : plan_.narrow) {
-        for (int32_t r = 0; r < item.row_count && item.partial >= 0; ++r) {
-          ++arrivals_[item.rows < 0 ? ~item.rows + r : plan_.rows[item.rows + r]];
-        }
-      }
-    }
+    std::vector<Tile> tiles[kKernels];
+    const int queries[kKernels] = {o_.tall_queries, o_.wide_queries, o_.narrow_queries};
+    for (const Chain& chain : chains_) AddTiles(chain, KernelOf(chain), queries[KernelOf(chain)], tiles);
+    Split(tiles[kTall], o_.tall, 1.0, kTallCut, &plan_.tall);
+    Split(tiles[kWide], o_.wide, kWideLatency, kWideCut, &plan_.wide);
+    Split(tiles[kNarrow], o_.narrow, o_.narrow_latency, kNarrowCut, &plan_.narrow);
     AddMerges();
     return std::move(plan_);
   }
 
  private:
-  // Whether narrow items merge the rows that they are the last to see: where all run at once and soon end. What they
-  // wait for in the merge would else keep others from starting, and a launch of its own spreads it better.
-  bool Finishes() const {
-    if (o_.rows * o_.kv_heads > o_.finishing) return false;
-    int64_t items = 0, longest = 0;
-    for (const AttentionItem& item : plan_.narrow) {
-      items += o_.kv_heads;
-      longest = std::max<int64_t>(longest, item.slots);
-    }
-    return items <= static_cast<int64_t>(o_.narrow_blocks) * o_.multiprocessors && longest <= kFinishSlots;
+  Kernel KernelOf(const Chain& chain) const {
+    // Narrow tiles read the slots once each: from the third on a wide tile is cheaper.
+    const int64_t queries = chain.row_count * group_;
+    return queries <= 2 * o_.narrow_queries                    ? kNarrow
+           : o_.tall_queries > 0 && queries >= o_.tall_queries ? kTall
+                                                               : kWide;
+  }
+
+  int64_t Row(const Chain& chain, int64_t i) const {
+    const int32_t at = chain.RowsFrom(i);
+    return at < 0 ? ~at : plan_.rows[at];
+  }
+
+  // Whether what chains of this kernel see is the last that is added to the row, and comes at once.
+  bool Ends(int64_t row, Kernel kernel) const {
+    int later = 0;
+    for (int k = kernel + 1; k < kKernels; ++k) later += row_tiles_[row][k];
+    return later == 0 && row_tiles_[row][kernel] == 1;
   }
 
   void AddRun(Chain* chain, const AttentionRun& run, int32_t source) {
@@ -180,14 +186,16 @@ class Planner {
     }
   }
 
-  void AddTiles(const Chain& chain, int queries, std::vector<Tile>* tiles) const {
+  void AddTiles(const Chain& chain, Kernel kernel, int queries, std::vector<Tile>* tiles) const {
     const int64_t heads = std::min<int64_t>(group_, queries), rows = std::max<int64_t>(1, queries / group_);
     for (int64_t row = 0; row < chain.row_count; row += rows) {
       const int64_t count = std::min(rows, chain.row_count - row);
+      bool ends = true;
+      for (int64_t r = row; r < row + count; ++r) ends = ends && Ends(Row(chain, r), kernel);
       for (int64_t head = 0; head < group_; head += heads) {
-        tiles->push_back({&chain, row, count, static_cast<int32_t>(head),
-                          static_cast<int32_t>(std::min(heads, group_ - head)),
-                          chain.slots + (chain.causal ? row + count : 0)});
+        tiles[kernel].push_back({&chain, row, count, static_cast<int32_t>(head),
+                                 static_cast<int32_t>(std::min(heads, group_ - head)),
+                                 chain.slots + (chain.causal ? row + count : 0), ends});
       }
     }
   }
@@ -198,64 +206,85 @@ class Planner {
     return CeilDiv(all, CeilDiv(all, steps)) * cut.granule;
   }
 
-  // The steps of a part: few enough that the multiprocessors are busy, many enough that starting and merging do not
-  // cost more than that. A multiprocessor does a step at a time, or `blocks` blocks one each, `latency` as slowly.
-  int64_t ChooseSteps(const std::vector<Tile>& tiles, int64_t blocks, double latency, const Cut& cut) const {
-    int64_t longest = 1, total = 0;
-    for (const Tile& tile : tiles) {
-      longest = std::max(longest, CeilDiv(tile.seen, cut.granule));
-      total += CeilDiv(tile.seen, cut.granule) * o_.kv_heads;
-    }
-    const auto all_blocks = static_cast<double>(blocks * o_.multiprocessors);
-    int64_t best = longest;
-    double best_cost = 0.0;
-    for (int64_t parts = 1; parts <= std::min<int64_t>(longest, 4 * blocks * o_.multiprocessors); ++parts) {
+  // How tiles are cut: into parts of so many steps, or among the blocks of clusters.
+  struct Choice {
+    int64_t steps = 0;
+    int32_t cluster = 1;
+    double cost = INFINITY;
+  };
+
+  // Few steps, so that the multiprocessors are busy, but enough that starting and merging do not cost more than that. A
+  // multiprocessor does a step at a time, or each of the blocks that it holds one, `latency` as slowly. `held`: blocks
+  // at once.
+  void Consider(const std::vector<Tile>& tiles, int64_t parts_most, int32_t cluster, int64_t held, double latency,
+                const Cut& cut, Choice* best) const {
+    int64_t longest = 1;
+    for (const Tile& tile : tiles) longest = std::max(longest, CeilDiv(tile.seen, cut.granule));
+    const auto all_blocks = static_cast<double>(held);
+    for (int64_t parts = 1; parts <= std::min(longest, parts_most); ++parts) {
       const int64_t steps = CeilDiv(longest, parts);
       if (parts > 1 && steps == CeilDiv(longest, parts - 1)) continue;
-      int64_t count_all = 0, partial_items = 0, partial_rows = 0;
-      bool alike = true;
+      int64_t blocks_all = 0, total = 0, partial_items = 0, partial_rows = 0;
+      bool alike = true, apart = false;
       for (const Tile& tile : tiles) {
         const int64_t part = PartSlots(tile, steps, cut), count = CeilDiv(tile.seen, part);
-        count_all += count * o_.kv_heads;
+        blocks_all += count * cluster * o_.kv_heads;
+        total += count * cluster * CeilDiv(part / cut.granule, cluster) * o_.kv_heads;
         alike = alike && part == PartSlots(tiles[0], steps, cut);
-        if (count == 1 && tile.chain->alone) continue;
+        if (count == 1 && tile.ends) continue;
+        apart = apart || tile.ends;
         partial_items += count * o_.kv_heads;
         partial_rows += count * tile.row_count;
       }
       if (parts > 1 && partial_rows * o_.heads * (o_.width + 3) * 4 > o_.partial_bytes) break;
-      const auto items = static_cast<double>(count_all);
-      const double beside = cut.start + cut.partial * static_cast<double>(partial_items) / items;
-      const double merge = partial_items > 0 ? cut.merge * static_cast<double>(parts) : 0.0;
-      // Items of one size run in waves; of several, the longest first, they fill up well.
+      const auto blocks = static_cast<double>(blocks_all);
+      const auto block_steps = static_cast<double>(CeilDiv(steps, cluster));
+      const double beside =
+          cut.start + (cluster > 1 ? cut.cluster : 0.0) + cut.partial * static_cast<double>(partial_items) / blocks;
+      const double merge =
+          (apart ? cut.launch : 0.0) + (partial_items > 0 ? cut.merge * static_cast<double>(parts) : 0.0);
+      // Blocks of one size run in waves; of several, the longest first, they fill up well.
       const double cost =
-          alike ? std::max(std::ceil(items / o_.multiprocessors), latency * std::ceil(items / all_blocks)) *
-                          static_cast<double>(steps) +
-                      std::ceil(items / all_blocks) * beside + merge
+          alike ? std::max(std::ceil(blocks / o_.multiprocessors), latency * std::ceil(blocks / all_blocks)) *
+                          block_steps +
+                      std::ceil(blocks / all_blocks) * beside + merge
                 : std::max(1.0 / o_.multiprocessors, latency / all_blocks) * static_cast<double>(total) +
-                      items / all_blocks * beside + 0.25 * static_cast<double>(steps) + merge;
-      if (parts == 1 || cost < best_cost) {
-        best = steps;
-        best_cost = cost;
-      }
+                      blocks / all_blocks * beside + 0.25 * block_steps + merge;
+      if (cost < best->cost) *best = {steps, cluster, cost};
       if (steps == 1) break;
     }
-    return best;
   }
 
-  void Split(const std::vector<Tile>& tiles, int64_t blocks, double latency, const Cut& cut,
-             std::vector<AttentionItem>* items) {
+  void Split(const std::vector<Tile>& tiles, const AttentionCapacity& capacity, double latency, const Cut& cut,
+             AttentionForwardPlan::Items* out) {
     if (tiles.empty()) return;
-    const int64_t steps = ChooseSteps(tiles, blocks, latency, cut);
-    // Heads of one row in several tiles share its partial rows.
+    Choice choice;
+    for (size_t i = 0; i < std::size(kAttentionClusters); ++i) {
+      const int32_t cluster = kAttentionClusters[i];
+      const int64_t held = std::max(capacity.blocks[i], cluster == 1 ? 1 : 0);
+      // Clusters are for the few tiles that do not fill the GPU.
+      if (cluster > 1 && static_cast<int64_t>(tiles.size()) * o_.kv_heads * cluster > held) continue;
+      Consider(tiles, cluster > 1 ? 1 : 4 * held, cluster, held, latency, cut, &choice);
+    }
+    out->cluster = choice.cluster;
+    // Heads of one row in several tiles share its partial rows, or its merge.
     int64_t shared_base = -1;
+    int32_t shared_merge = -1;
     for (const Tile& tile : tiles) {
       const Chain& chain = *tile.chain;
-      const int64_t part = PartSlots(tile, steps, cut), parts = CeilDiv(tile.seen, part);
-      const bool whole = parts == 1 && chain.alone;
+      const int64_t part = PartSlots(tile, choice.steps, cut), parts = CeilDiv(tile.seen, part);
+      const bool whole = parts == 1 && tile.ends;
       if (tile.head_begin == 0) {
         shared_base = plan_.partial_rows;
         if (!whole) plan_.partial_rows += parts * tile.row_count;
+        shared_merge = whole && !chain.alone ? static_cast<int32_t>(plan_.merges.size()) : -1;
+        for (int64_t r = 0; r < tile.row_count && whole; ++r) {
+          const int64_t row = Row(chain, tile.row_begin + r);
+          ended_[row] = true;
+          if (!chain.alone) AddMerge(row);
+        }
       }
+      out->merges = out->merges || shared_merge >= 0;
       int32_t run = chain.run_begin;
       int64_t slot = 0;
       for (int64_t p = 0; p < parts; ++p) {
@@ -263,61 +292,56 @@ class Planner {
         item.run = run;
         item.slot = static_cast<int32_t>(slot);
         item.slots = static_cast<int32_t>(std::min(part, tile.seen - p * part));
-        item.rows = chain.rows < 0 ? chain.rows - static_cast<int32_t>(tile.row_begin)
-                                   : chain.rows + static_cast<int32_t>(tile.row_begin);
+        item.rows = chain.RowsFrom(tile.row_begin);
         item.row_count = static_cast<int32_t>(tile.row_count);
         item.causal_limit = static_cast<int32_t>(tile.row_begin + 1);
         item.head_begin = tile.head_begin;
         item.head_count = tile.head_count;
+        item.merge = shared_merge;
         if (!whole) {
           item.partial = static_cast<int32_t>(shared_base + p * tile.row_count);
           for (int64_t r = 0; r < tile.row_count && tile.head_begin == 0; ++r) {
-            const int64_t at = tile.row_begin + r;
-            const int64_t row = chain.rows < 0 ? ~chain.rows + at : plan_.rows[chain.rows + at];
-            row_partials_[row].push_back(static_cast<int32_t>(item.partial + r));
+            row_partials_[Row(chain, tile.row_begin + r)].push_back(static_cast<int32_t>(item.partial + r));
           }
         }
-        items->push_back(item);
+        out->items.push_back(item);
         for (slot += item.slots; run < chain.run_begin + chain.run_count && slot >= plan_.runs[run].slots; ++run) {
           slot -= plan_.runs[run].slots;
         }
       }
     }
     // Longest first: the last items to start are short.
-    std::stable_sort(items->begin(), items->end(),
+    std::stable_sort(out->items.begin(), out->items.end(),
                      [](const AttentionItem& a, const AttentionItem& b) { return a.slots > b.slots; });
   }
 
-  // Rows of few-row sequences, rows whose slots were split, and rows that see nothing: first those that no narrow item
-  // merges.
+  void AddMerge(int64_t row) {
+    const AttentionSequence& sequence = sequences_[SequenceOf(row)];
+    const std::vector<int32_t>& partials = row_partials_[row];
+    AttentionMerge merge;
+    merge.row = static_cast<int32_t>(row);
+    merge.own_begin = static_cast<int32_t>(IsFewRows(sequence.row_count) && o_.own ? sequence.row_begin : row + 1);
+    merge.partial_begin = static_cast<int32_t>(plan_.partials.size());
+    plan_.partials.insert(plan_.partials.end(), partials.begin(), partials.end());
+    merge.partial_end = static_cast<int32_t>(plan_.partials.size());
+    plan_.merges.push_back(merge);
+  }
+
+  // Sequences cover the rows in order; those without rows lie between.
+  size_t SequenceOf(int64_t row) const {
+    const auto after = std::partition_point(sequences_.begin(), sequences_.end(), [row](const AttentionSequence& s) {
+      return s.row_begin + s.row_count <= row;
+    });
+    return static_cast<size_t>(after - sequences_.begin());
+  }
+
+  // Of the rows that no item ends.
   void AddMerges() {
-    for (const bool apart : {true, false}) {
-      for (const AttentionSequence& sequence : sequences_) {
-        const bool few = IsFewRows(sequence.row_count);
-        bool nothing = !o_.own;
-        for (int32_t s : sequence.segments) nothing = nothing && segments_[s].slots == 0;
-        for (int64_t row = sequence.row_begin; row < sequence.row_begin + sequence.row_count; ++row) {
-          const std::vector<int32_t>& partials = row_partials_[row];
-          if (!few && !nothing && partials.empty()) continue;
-          if ((arrivals_[row] == 0) != apart) continue;
-          AttentionMerge merge;
-          merge.row = static_cast<int32_t>(row);
-          merge.own_begin = static_cast<int32_t>(few && o_.own ? sequence.row_begin : row + 1);
-          merge.partial_begin = static_cast<int32_t>(plan_.partials.size());
-          plan_.partials.insert(plan_.partials.end(), partials.begin(), partials.end());
-          merge.partial_end = static_cast<int32_t>(plan_.partials.size());
-          merge.arrivals = arrivals_[row];
-          plan_.merges.push_back(merge);
-        }
-      }
-      if (apart) plan_.merges_apart = static_cast<int32_t>(plan_.merges.size());
+    const size_t before = plan_.merges.size();
+    for (int64_t row = 0; row < o_.rows; ++row) {
+      if (!ended_[row]) AddMerge(row);
     }
-    const auto count = static_cast<int64_t>(plan_.merges.size());
-    bool in_order = count == o_.rows;
-    for (int64_t i = 0; i < count && in_order; ++i) in_order = plan_.merges[i].row == i;
-    if (in_order || plan_.merges_apart == count) return;
-    plan_.merge_of.assign(static_cast<size_t>(o_.rows), -1);
-    for (int64_t i = 0; i < count; ++i) plan_.merge_of[plan_.merges[i].row] = static_cast<int32_t>(i);
+    plan_.merges_apart = static_cast<int32_t>(plan_.merges.size() - before);
   }
 
   const AttentionPlanOptions& o_;
@@ -327,8 +351,10 @@ class Planner {
   const int64_t group_;
   std::vector<int32_t> few_;
   std::vector<Chain> chains_;
-  std::vector<std::vector<int32_t>> row_partials_;  // by row of the step
-  std::vector<int32_t> arrivals_;                   // likewise
+  // By row of the step: partial rows; chains of each kernel; whether an item ends it.
+  std::vector<std::vector<int32_t>> row_partials_;
+  std::vector<std::array<int, kKernels>> row_tiles_;
+  std::vector<bool> ended_;
   AttentionForwardPlan plan_;
 };
 

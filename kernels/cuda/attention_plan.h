@@ -23,32 +23,36 @@ struct AttentionPlanOptions {
   int narrow_queries = 0, wide_queries = 0;
   int tall_queries = 0;  // 0: there is no such kernel for this call
   int multiprocessors = 1;
-  int narrow_blocks = 1, wide_blocks = 1;  // that one of them holds; of the tall kernel one
-  double narrow_latency = 1.0;             // of a step of a narrow block alone, to that of a multiprocessor's share
-  int64_t finishing = 0;                   // places for the counts of rows that narrow items merge: rows × KV heads
+  AttentionCapacity narrow, wide, tall;
+  double narrow_latency = 1.0;                 // of a step of a narrow block alone, to that of a multiprocessor's share
   int64_t partial_bytes = int64_t{256} << 20;  // for partial rows; what would need more is split less
 };
 
 // Sequences of few rows are taken together: what several of them list is read once for all (a cascade), and their own
 // rows are added in the merge. Longer ones go tile by tile over all that their rows see. Either way long ranges of
-// slots are split where there would otherwise be too few blocks. Depends on the shapes alone, so results are the same
-// in every run.
+// slots are split where there would otherwise be too few blocks: among the blocks of a cluster, which bring their sums
+// together, or into items that leave partial rows. A row ends in the one item of the last kernel that sees it, if there
+// is one, or by a merge of its own. Depends on the shapes alone, so results are the same in every run.
 struct AttentionForwardPlan {
+  struct Items {
+    std::vector<AttentionItem> items;
+    int32_t cluster = 1;
+    bool merges = false;  // some have merges
+  };
   std::vector<AttentionRun> runs;
   std::vector<int32_t> run_sources;  // of each run: its segment, or ~the first row of its sequence
-  std::vector<AttentionItem> narrow, wide, tall;
+  Items narrow, wide, tall;          // launched from the last to the first
   std::vector<int32_t> rows;
   std::vector<AttentionMerge> merges;
-  bool finishing = false;         // narrow items merge
-  int32_t merges_apart = 0;       // of these, the first, are for a launch of their own
-  std::vector<int32_t> merge_of;  // by row; empty: merge i is row i's
+  int32_t merges_apart = 0;  // of these, the last, are for a launch of their own
   std::vector<int32_t> partials;
   int64_t partial_rows = 0;
 
+  int32_t merges_begin() const { return static_cast<int32_t>(merges.size()) - merges_apart; }
   // Of a row whose merge has a launch of its own.
   int32_t most_partials() const {
     int32_t most = 0;
-    for (int32_t i = 0; i < merges_apart; ++i) {
+    for (size_t i = static_cast<size_t>(merges_begin()); i < merges.size(); ++i) {
       const int32_t count = merges[i].partial_end - merges[i].partial_begin;
       most = count > most ? count : most;
     }

@@ -16,16 +16,15 @@ std::vector<int64_t> KeyOf(const AttentionPlanOptions& o, const std::vector<Atte
                               o.width,
                               o.own,
                               o.own_bytes,
-                              o.narrow_queries,
-                              o.wide_queries,
                               o.tall_queries,
                               o.multiprocessors,
-                              o.narrow_blocks,
-                              o.wide_blocks,
-                              o.finishing,
                               o.partial_bytes,
                               static_cast<int64_t>(segments.size()),
                               static_cast<int64_t>(sequences.size())};
+  for (const AttentionCapacity* capacity : {&o.narrow, &o.wide, &o.tall}) {
+    key.insert(key.end(), std::begin(capacity->blocks), std::end(capacity->blocks));
+  }
+  key.push_back(static_cast<int64_t>(1e3 * o.narrow_latency));
   auto add_run = [&](const AttentionRun& run) {
     key.insert(key.end(), {run.slots, run.beta != nullptr, run.memory, run.vector});
   };
@@ -39,13 +38,6 @@ std::vector<int64_t> KeyOf(const AttentionPlanOptions& o, const std::vector<Atte
 }
 
 }  // namespace
-
-AttentionState::AttentionState(cudaStream_t stream) {
-  STILLHOUSE_CUDA_CHECK(cudaMalloc(reinterpret_cast<void**>(&arrived_), kArrivals * sizeof(uint32_t)));
-  STILLHOUSE_CUDA_CHECK(cudaMemsetAsync(arrived_, 0, kArrivals * sizeof(uint32_t), stream));
-}
-
-AttentionState::~AttentionState() { STILLHOUSE_CUDA_CHECK(cudaFree(arrived_)); }
 
 std::shared_ptr<const AttentionForwardPlan> AttentionState::Plan(const AttentionPlanOptions& options,
                                                                  const std::vector<AttentionRun>& segments,
@@ -67,26 +59,28 @@ AttentionPlanOptions OptionsFor(const Device& device, DType storage, int width) 
   const bool bf16 = storage == DType::kBF16;
   AttentionPlanOptions options;
   options.width = width;
-  options.narrow_queries = bf16 ? kAttentionNarrowBf16 : kAttentionNarrowF32;
+  options.narrow_queries = kAttentionNarrow;
   options.wide_queries = kAttentionWide;
   if (bf16 && width == kAttentionTallWidth) options.tall_queries = kAttentionTall;
-  const auto blocks = bf16 ? AttentionBlocksBf16 : AttentionBlocksF32;
   options.multiprocessors = device.multiprocessors();
-  options.narrow_blocks = blocks(width, false);
-  options.wide_blocks = blocks(width, true);
+  options.narrow = bf16 ? AttentionCapacityBf16Narrow(width) : AttentionCapacityF32(width, false);
+  options.wide = bf16 ? AttentionCapacityBf16Wide(width) : AttentionCapacityF32(width, true);
+  if (options.tall_queries > 0) options.tall = AttentionCapacityTall();
   options.narrow_latency = bf16 ? 1.5 : 4.0;
-  options.finishing = AttentionState::kArrivals;
   return options;
 }
 
-void LaunchAttentionTiles(const Device& device, bool bf16, const AttentionTensors& tensors, const AttentionItems& tall,
-                          const AttentionItems& wide, const AttentionItems& narrow, const AttentionMerging& merging,
-                          cudaStream_t stream) {
-  const auto launch = bf16 ? LaunchAttentionBf16 : LaunchAttentionF32;
-  LaunchAttentionTall(tensors, tall, device.multiprocessors(), stream);
-  launch(tensors, wide, merging, true, stream);
-  launch(tensors, narrow, merging, false, stream);
-  LaunchAttentionMerge(tensors, merging, stream);
+void LaunchAttention(const Device& device, bool bf16, const AttentionTensors& tensors,
+                     const AttentionLaunches& launches, cudaStream_t stream) {
+  LaunchAttentionTall(tensors, launches.tall, launches.merging, launches.tall_merges, device.multiprocessors(), stream);
+  if (bf16) {
+    LaunchAttentionBf16Wide(tensors, launches.wide, launches.merging, stream);
+    LaunchAttentionBf16Narrow(tensors, launches.narrow, launches.merging, stream);
+  } else {
+    LaunchAttentionF32(tensors, launches.wide, launches.merging, true, stream);
+    LaunchAttentionF32(tensors, launches.narrow, launches.merging, false, stream);
+  }
+  LaunchAttentionMerge(tensors, launches.merging, stream);
 }
 
 }  // namespace stillhouse::cuda

@@ -29,8 +29,7 @@ int64_t RoundUp(int64_t n) {
 
 // Places of the tables in the step's bytes.
 struct Layout {
-  size_t runs = 0, layers = 0, narrow = 0, wide = 0, tall = 0, rows = 0, merges = 0, merge_of = 0, partials = 0,
-         end = 0;
+  size_t runs = 0, layers = 0, narrow = 0, wide = 0, tall = 0, rows = 0, merges = 0, partials = 0, end = 0;
 
   explicit Layout(const Sizes& s) {
     const auto place = [this](size_t bytes) {
@@ -45,7 +44,6 @@ struct Layout {
     tall = place(static_cast<size_t>(s.tall) * sizeof(AttentionItem));
     rows = place(static_cast<size_t>(s.listed_rows) * sizeof(int32_t));
     merges = place(static_cast<size_t>(s.rows) * sizeof(AttentionMerge));
-    merge_of = place(static_cast<size_t>(s.rows) * sizeof(int32_t));
     partials = place(static_cast<size_t>(s.partials) * sizeof(int32_t));
   }
 };
@@ -96,9 +94,6 @@ void PlanAttentionStep(Backend& backend, const PlanAttentionStepArgs& args) {
     const KvLayers& s = (*args.segments)[static_cast<size_t>(source)];
     layers.push_back({s.k_stride, s.v_stride, s.beta_stride});
   }
-  std::vector<int32_t> merge_of(static_cast<size_t>(rows));
-  for (size_t i = 0; i < plan.merges.size(); ++i) merge_of[plan.merges[i].row] = static_cast<int32_t>(i);
-
   Sizes sizes;
   sizes.rows = rows;
   sizes.layers = args.layers;
@@ -107,33 +102,35 @@ void PlanAttentionStep(Backend& backend, const PlanAttentionStepArgs& args) {
   sizes.width = args.width;
   sizes.bf16 = args.bf16;
   sizes.runs = RoundUp(static_cast<int64_t>(plan.runs.size()));
-  sizes.narrow = RoundUp(static_cast<int64_t>(plan.narrow.size()));
-  sizes.wide = RoundUp(static_cast<int64_t>(plan.wide.size()));
-  sizes.tall = RoundUp(static_cast<int64_t>(plan.tall.size()));
+  sizes.narrow = RoundUp(static_cast<int64_t>(plan.narrow.items.size()));
+  sizes.wide = RoundUp(static_cast<int64_t>(plan.wide.items.size()));
+  sizes.tall = RoundUp(static_cast<int64_t>(plan.tall.items.size()));
+  sizes.narrow_cluster = plan.narrow.cluster;
+  sizes.wide_cluster = plan.wide.cluster;
+  sizes.tall_cluster = plan.tall.cluster;
+  sizes.tall_merges = plan.tall.merges;
   sizes.listed_rows = RoundUp(static_cast<int64_t>(plan.rows.size()));
   sizes.partials = RoundUp(static_cast<int64_t>(plan.partials.size()));
   sizes.partial_rows = RoundUp(plan.partial_rows);
   sizes.merges_apart = plan.merges_apart;
   sizes.many_partials = plan.most_partials() >= kManyPartials;
-  sizes.finishing = plan.finishing;
   // Items beyond the plan's have no queries and no slots.
   AttentionItem idle;
   idle.head_count = 1;
-  plan.narrow.resize(static_cast<size_t>(sizes.narrow), idle);
-  plan.wide.resize(static_cast<size_t>(sizes.wide), idle);
-  plan.tall.resize(static_cast<size_t>(sizes.tall), idle);
+  plan.narrow.items.resize(static_cast<size_t>(sizes.narrow), idle);
+  plan.wide.items.resize(static_cast<size_t>(sizes.wide), idle);
+  plan.tall.items.resize(static_cast<size_t>(sizes.tall), idle);
 
   const Layout layout(sizes);
   args.out->sizes = sizes;
   args.out->bytes.assign(layout.end, 0);
   Put(plan.runs, layout.runs, &args.out->bytes);
   Put(layers, layout.layers, &args.out->bytes);
-  Put(plan.narrow, layout.narrow, &args.out->bytes);
-  Put(plan.wide, layout.wide, &args.out->bytes);
-  Put(plan.tall, layout.tall, &args.out->bytes);
+  Put(plan.narrow.items, layout.narrow, &args.out->bytes);
+  Put(plan.wide.items, layout.wide, &args.out->bytes);
+  Put(plan.tall.items, layout.tall, &args.out->bytes);
   Put(plan.rows, layout.rows, &args.out->bytes);
   Put(plan.merges, layout.merges, &args.out->bytes);
-  Put(merge_of, layout.merge_of, &args.out->bytes);
   Put(plan.partials, layout.partials, &args.out->bytes);
 }
 
@@ -175,23 +172,26 @@ void AttentionOfStep(Backend& backend, const AttentionOfStepArgs& args) {
   AttentionItems items;
   items.runs = At<AttentionRun>(args.tables, 0) + args.layer * s.runs;
   items.rows = At<int32_t>(args.bytes, layout.rows);
-  const auto with = [&](size_t place, int64_t count) {
+  const auto with = [&](size_t place, int64_t count, int64_t cluster) {
     AttentionItems these = items;
     these.items = At<AttentionItem>(args.bytes, place);
     these.count = static_cast<int32_t>(count);
+    these.cluster = static_cast<int32_t>(cluster);
     return these;
   };
-  AttentionMerging merging;
+  AttentionLaunches launches;
+  launches.tall = with(layout.tall, s.tall, s.tall_cluster);
+  launches.wide = with(layout.wide, s.wide, s.wide_cluster);
+  launches.narrow = with(layout.narrow, s.narrow, s.narrow_cluster);
+  launches.tall_merges = s.tall_merges;
+  AttentionMerging& merging = launches.merging;
   merging.merges = At<AttentionMerge>(args.bytes, layout.merges);
-  merging.merge_of = At<int32_t>(args.bytes, layout.merge_of);
   merging.partials = At<int32_t>(args.bytes, layout.partials);
-  Device& device = DeviceOf(backend);
-  merging.arrived = s.finishing ? device.attention().arrived() : nullptr;
+  merging.begin = static_cast<int32_t>(s.rows - s.merges_apart);
   merging.count = static_cast<int32_t>(s.merges_apart);
   merging.most_partials = s.many_partials ? kManyPartials : 0;
   SetOwnRows(args.k, args.v, &merging);
-  LaunchAttentionTiles(device, s.bf16, t, with(layout.tall, s.tall), with(layout.wide, s.wide),
-                       with(layout.narrow, s.narrow), merging, stream);
+  LaunchAttention(DeviceOf(backend), s.bf16, t, launches, stream);
   if (args.stored_mass) LaunchAttentionMass(t.mass, args.stored_mass.f32(), s.rows, t.heads, stream);
 }
 

@@ -1,10 +1,14 @@
 // Attention forward on bf16 keys and values for long sequences: warpgroup products (wgmma), one warpgroup copying keys
 // and values ahead of two that compute (Shah et al. 2024). Heads 128 wide.
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/cuda/attention_launch.h"
 #include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/device/attention_cursor.cuh"
+#include "kernels/cuda/device/attention_kernels.cuh"
+#include "kernels/cuda/device/attention_merge.cuh"
+#include "kernels/cuda/device/cluster.cuh"
 #include "kernels/cuda/device/dtype.cuh"
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/mma.cuh"
@@ -26,6 +30,8 @@ constexpr int kBlockBytes = 128 * 128;                 // 128 rows of 64 columns
 constexpr int kTileBytes = kWidth / 64 * kBlockBytes;  // of 128 queries, keys or values
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
+// Weights may grow to 2^kSlack before the maximum follows and earlier sums shrink.
+constexpr float kSlack = 8.0f;
 
 struct Shared {
   alignas(1024) char q[kTileBytes];
@@ -35,28 +41,49 @@ struct Shared {
   uint64_t k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
 };
 constexpr int kBytes = static_cast<int>(sizeof(Shared)) + 1024;  // room to begin at a multiple of 1024
+// Sums that are merged with others' lie where the keys were.
+constexpr int kSumStride = kWidth + 4;
+static_assert(kAttentionTall * (kSumStride + 3) * 4 <= kStages * kTileBytes);
 
 // Where the 16 bytes of columns [8·chunk, 8·chunk + 8) of a row lie in a tile.
 __device__ __forceinline__ int TileByte(int row, int chunk) {
   return chunk / 8 * kBlockBytes + row * 128 + ((chunk % 8 ^ (row & 7)) << 4);
 }
 
+// Places in a ring of stages, one after the other, and the parity of the round.
+struct Place {
+  int stage = 0, parity = 0;
+  __device__ void Next() {
+    if (++stage < kStages) return;
+    stage = 0;
+    parity ^= 1;
+  }
+};
+
 __device__ __forceinline__ void LoadRows(char* tile, const Bf16* from, int64_t row, int slots) {
   constexpr int kChunks = kWidth / 8, kRowsAtOnce = kGroup / kChunks;
   const int c = static_cast<int>(threadIdx.x) % kChunks, first = static_cast<int>(threadIdx.x) % kGroup / kChunks;
   const Bf16* at = from + first * row + 8 * c;
   const int64_t step = kRowsAtOnce * row;
-  char* to = tile + TileByte(first, c);  // the rotation repeats every 8 rows
+  char* const to = tile + TileByte(first, c);  // the rotation repeats every 8 rows
   static_assert(kRowsAtOnce == 8);
+  if (slots == kSlots) {
 #pragma unroll
+    for (int r = 0; r < kSlots; r += kRowsAtOnce) {
+      CopyAsync16(to + r * 128, at);
+      at += step;
+    }
+    return;
+  }
+#pragma unroll 1
   for (int r = 0; r < kSlots; r += kRowsAtOnce) {
     CopyAsync16(to + r * 128, first + r < slots ? at : from, first + r < slots);
     at += step;
   }
 }
 
-// The tiles of a block, (item, KV head) each, the longest first: dealt in turn, and back, so that all blocks get about
-// as much. Both roles walk alike.
+// The tiles of a block or of a cluster, (item, KV head) each, the longest first: dealt in turn, and back, so that all
+// get about as much. Both roles walk alike.
 class TileWalk {
  public:
   __device__ explicit TileWalk(const AttentionTensors& t, const AttentionItems& items)
@@ -64,9 +91,10 @@ class TileWalk {
 
   // The next tile with something to do; false: there are no more.
   __device__ bool Next() {
-    const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
-    for (; round_ * blocks < total_;) {
-      const int at = round_ * blocks + (round_ % 2 == 0 ? block : blocks - 1 - block);
+    const int units = static_cast<int>(gridDim.x) / ClusterBlocks();
+    const int unit = static_cast<int>(blockIdx.x) / ClusterBlocks();
+    for (; round_ * units < total_;) {
+      const int at = round_ * units + (round_ % 2 == 0 ? unit : units - 1 - unit);
       ++round_;
       if (at >= total_) continue;
       item_ = items_.items + at / kv_heads_;
@@ -78,10 +106,7 @@ class TileWalk {
 
   __device__ const AttentionItem& item() const { return *item_; }
   __device__ int kv() const { return kv_; }
-  __device__ SlotCursor<Bf16, kSlots> Slots() const {
-    const AttentionItem& item = *item_;
-    return SlotCursor<Bf16, kSlots>(items_.runs, item.run, item.slot, item.slots, item.causal_limit, kv_);
-  }
+  __device__ SlotCursor<Bf16, kSlots> Slots() const { return SlotCursor<Bf16, kSlots>(items_, *item_, kv_); }
 
  private:
   const AttentionItems& items_;
@@ -94,6 +119,8 @@ class TileWalk {
 __device__ __forceinline__ void Produce(Shared& shared, TileWalk walk) {
   if (!walk.Next()) return;
   SlotCursor<Bf16, kSlots> cursor = walk.Slots();
+  if (threadIdx.x == 0) PrefetchSteps(cursor, kStages, kWidth);
+  WaitForPreviousKernel();
   auto next = [&] {
     SlotTile<Bf16> tile = cursor.Next();
     while (tile.slots == 0 && walk.Next()) {
@@ -102,25 +129,26 @@ __device__ __forceinline__ void Produce(Shared& shared, TileWalk walk) {
     }
     return tile;
   };
-  auto load_keys = [&](const SlotTile<Bf16>& tile, int step) {
-    const int stage = step % kStages;
-    WaitPhase(&shared.k_empty[stage], step / kStages % 2 ^ 1);
-    LoadRows(shared.k[stage], tile.k, tile.k_row, tile.slots);
+  Place k, v;
+  auto load_keys = [&](const SlotTile<Bf16>& tile) {
+    WaitPhase(&shared.k_empty[k.stage], k.parity ^ 1);
+    LoadRows(shared.k[k.stage], tile.k, tile.k_row, tile.slots);
     if (tile.beta) {
       const int i = static_cast<int>(threadIdx.x) % kGroup;
-      if (i < tile.slots) CopyAsync4(&shared.beta[stage][i], tile.beta + i);
+      if (i < tile.slots) CopyAsync4(&shared.beta[k.stage][i], tile.beta + i);
     }
-    ArriveAfterCopies(&shared.k_full[stage]);
+    ArriveAfterCopies(&shared.k_full[k.stage]);
+    k.Next();
   };
   SlotTile<Bf16> tile = next();
-  if (tile.slots > 0) load_keys(tile, 0);
-  for (int step = 0; tile.slots > 0; ++step) {
+  if (tile.slots > 0) load_keys(tile);
+  while (tile.slots > 0) {
     const SlotTile<Bf16> following = next();
-    if (following.slots > 0) load_keys(following, step + 1);
-    const int stage = step % kStages;
-    WaitPhase(&shared.v_empty[stage], step / kStages % 2 ^ 1);
-    LoadRows(shared.v[stage], tile.v, tile.v_row, tile.slots);
-    ArriveAfterCopies(&shared.v_full[stage]);
+    if (following.slots > 0) load_keys(following);
+    WaitPhase(&shared.v_empty[v.stage], v.parity ^ 1);
+    LoadRows(shared.v[v.stage], tile.v, tile.v_row, tile.slots);
+    ArriveAfterCopies(&shared.v_full[v.stage]);
+    v.Next();
     tile = following;
   }
   CopyAsyncCommit();
@@ -164,23 +192,36 @@ class Queries {
 __device__ __forceinline__ void LoadQueries(const AttentionTensors& t, const AttentionItem& item, const int32_t* rows,
                                             int kv, int first, char* q) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp, c = lane % 16;
-  uint4 value[8];
-  Queries<2> queries(t, item, rows, kv, first + lane / 16);
+  // All are on their way before the first is used.
+  if (t.q_bf16) {
+    uint4 value[8];
+    Queries<2> queries(t, item, rows, kv, first + lane / 16);
 #pragma unroll
-  for (int i = 0; i < 8; ++i, queries.Next()) {
-    value[i] = make_uint4(0, 0, 0, 0);
-    if (!queries.there()) continue;
-    const int64_t at = queries.row() * t.q_row + queries.head() * t.q_head + 8 * c;
-    if (t.q_bf16) {
+    for (int i = 0; i < 8; ++i, queries.Next()) {
+      const int64_t at = queries.row() * t.q_row + queries.head() * t.q_head + 8 * c;
       value[i] = *reinterpret_cast<const uint4*>(static_cast<const Bf16*>(t.q) + at);
-    } else {
+      if (!queries.there()) value[i] = make_uint4(0, 0, 0, 0);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) *reinterpret_cast<uint4*>(q + TileByte(first + 2 * i + lane / 16, c)) = value[i];
+  } else {
+    float4 value[8][2];
+    Queries<2> queries(t, item, rows, kv, first + lane / 16);
+#pragma unroll
+    for (int i = 0; i < 8; ++i, queries.Next()) {
+      const int64_t at = queries.row() * t.q_row + queries.head() * t.q_head + 8 * c;
       const float4* const from = reinterpret_cast<const float4*>(static_cast<const float*>(t.q) + at);
-      const float4 a = from[0], b = from[1];
-      value[i] = make_uint4(PackBf16(a.x, a.y), PackBf16(a.z, a.w), PackBf16(b.x, b.y), PackBf16(b.z, b.w));
+      value[i][0] = from[0];
+      value[i][1] = from[1];
+      if (!queries.there()) value[i][0] = value[i][1] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float4 a = value[i][0], b = value[i][1];
+      *reinterpret_cast<uint4*>(q + TileByte(first + 2 * i + lane / 16, c)) =
+          make_uint4(PackBf16(a.x, a.y), PackBf16(a.z, a.w), PackBf16(b.x, b.y), PackBf16(b.z, b.w));
     }
   }
-#pragma unroll
-  for (int i = 0; i < 8; ++i) *reinterpret_cast<uint4*>(q + TileByte(first + 2 * i + lane / 16, c)) = value[i];
 }
 
 // The running softmax of rows g and g + 8 of a warp, in base 2. ℓ are of the lane's own columns until the end.
@@ -189,10 +230,11 @@ struct Running {
   float memory[2] = {}, rest[2] = {};
 };
 
-// Turns a step's products into weights (in place), and returns the factors by which earlier sums shrink. `scale` is
-// that of the products in base 2, and positive.
-__device__ __forceinline__ float2 Weigh(float (&s)[16][4], Running& running, const SlotTile<Bf16>& tile,
-                                        const float* beta, float scale, const int (&tile_row)[2], int two) {
+// Turns a step's products into weights (in place); true where earlier sums shrink, by `factor`: where a maximum grew by
+// more than kSlack. `scale` is that of the products in base 2, and positive. The warp's lanes agree.
+__device__ __forceinline__ bool Weigh(float (&s)[16][4], Running& running, const SlotTile<Bf16>& tile,
+                                      const float* beta, float scale, const int (&tile_row)[2], int two,
+                                      float (&factor)[2]) {
   float factor_of = scale;
   if (tile.beta) {
     factor_of = 1.0f;
@@ -215,16 +257,25 @@ __device__ __forceinline__ float2 Weigh(float (&s)[16][4], Running& running, con
       }
     }
   }
-  float factor[2];
+  float top[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+  for (int n = 0; n < 16; ++n) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) top[e / 2] = fmaxf(top[e / 2], s[n][e]);
+  }
+  const bool grew =
+      __any_sync(kFullWarp, top[0] * factor_of > running.m[0] + kSlack || top[1] * factor_of > running.m[1] + kSlack);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float top = -INFINITY;
-#pragma unroll
-    for (int n = 0; n < 16; ++n) top = fmaxf(top, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
-    top = fmaxf(running.m[half], WarpMax<4>(top) * factor_of);
-    const float base = top == -INFINITY ? 0.0f : top;  // nothing seen so far: all weights are 2^−inf
-    factor[half] = Exp2(running.m[half] - base);
-    running.m[half] = top;
+    factor[half] = 1.0f;
+    if (grew) {
+      const float all = fmaxf(running.m[half], WarpMax<4>(top[half]) * factor_of);
+      factor[half] = running.m[half] == -INFINITY ? 0.0f : Exp2(running.m[half] - all);
+      running.m[half] = all;
+      running.memory[half] *= factor[half];
+      running.rest[half] *= factor[half];
+    }
+    const float base = running.m[half] == -INFINITY ? 0.0f : running.m[half];  // nothing seen: weights are 2^−inf
     float total = 0.0f;
 #pragma unroll
     for (int n = 0; n < 16; ++n) {
@@ -232,10 +283,10 @@ __device__ __forceinline__ float2 Weigh(float (&s)[16][4], Running& running, con
       s[n][2 * half + 1] = Exp2(fmaf(s[n][2 * half + 1], factor_of, -base));
       total += s[n][2 * half] + s[n][2 * half + 1];
     }
-    running.memory[half] = factor[half] * running.memory[half] + (tile.memory ? total : 0.0f);
-    running.rest[half] = factor[half] * running.rest[half] + (tile.memory ? 0.0f : total);
+    running.memory[half] += tile.memory ? total : 0.0f;
+    running.rest[half] += tile.memory ? 0.0f : total;
   }
-  return make_float2(factor[0], factor[1]);
+  return grew;
 }
 
 __device__ __forceinline__ void Pack(const float (&s)[16][4], uint32_t (&p)[8][4]) {
@@ -246,17 +297,19 @@ __device__ __forceinline__ void Pack(const float (&s)[16][4], uint32_t (&p)[8][4
   }
 }
 
-__device__ __forceinline__ void Scores(float (&s)[16][4], const char* q, const char* k) {
+__device__ __forceinline__ void Scores(float (&s)[16][4], uint64_t q, const char* k_tile) {
+  const uint64_t k = MatrixDescriptor(k_tile, kBlockBytes);
 #pragma unroll
   for (int d = 0; d < kWidth / 16; ++d) {
     const int at = d / 4 * kBlockBytes + d % 4 * 32;
-    WarpgroupDot(s, MatrixDescriptor(q + at, kBlockBytes), MatrixDescriptor(k + at, kBlockBytes), d > 0);
+    WarpgroupDot(s, Advance(q, at), Advance(k, at), d > 0);
   }
 }
 
-__device__ __forceinline__ void Values(float (&o)[16][4], const uint32_t (&p)[8][4], const char* v) {
+__device__ __forceinline__ void Values(float (&o)[16][4], const uint32_t (&p)[8][4], const char* v_tile) {
+  const uint64_t v = MatrixDescriptor(v_tile, kBlockBytes);
 #pragma unroll
-  for (int j = 0; j < kSlots / 16; ++j) WarpgroupAccumulate(o, p[j], MatrixDescriptor(v + j * 2048, kBlockBytes));
+  for (int j = 0; j < kSlots / 16; ++j) WarpgroupAccumulate(o, p[j], Advance(v, j * 2048));
 }
 
 // Turns of the two computing warpgroups: while one weighs, the other's products run.
@@ -318,15 +371,36 @@ __device__ __forceinline__ void Finish(const AttentionTensors& t, const Attentio
   }
 }
 
+// The same where others' sums come to them.
+__device__ __forceinline__ void StoreSums(float* sums, float* states, int first, const float (&o)[16][4],
+                                          const Running& running) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, g = lane / 4, two = 2 * (lane % 4);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int query = first + g + 8 * half;
+    const float memory = WarpSum<4>(running.memory[half]), rest = WarpSum<4>(running.rest[half]);
+#pragma unroll
+    for (int n = 0; n < 16; ++n) {
+      *reinterpret_cast<float2*>(sums + query * kSumStride + 8 * n + two) =
+          make_float2(o[n][2 * half], o[n][2 * half + 1]);
+    }
+    if (two != 0) continue;
+    states[3 * query] = running.m[half] * kLn2;
+    states[3 * query + 1] = memory;
+    states[3 * query + 2] = rest;
+  }
+}
+
 // A warpgroup that computes: 64 queries. Scores of a step and values of the step before are under way together.
-__device__ __forceinline__ void Consume(Shared& shared, const AttentionTensors& t, const int32_t* rows, int half,
-                                        TileWalk walk) {
+__device__ __forceinline__ void Consume(Shared& shared, const AttentionTensors& t, const int32_t* rows,
+                                        const AttentionMerging& merging, int half, TileWalk walk) {
   const int tid = static_cast<int>(threadIdx.x) % kGroup, lane = tid % kWarp;
   const int g = lane / 4, two = 2 * (lane % 4), first_query = 64 * half + 16 * (tid / kWarp);
   const float scale = t.scale * kLog2E;
-  const char* const q = shared.q + half * 64 * 128;
+  const uint64_t q = MatrixDescriptor(shared.q + half * 64 * 128, kBlockBytes);
+  WaitForPreviousKernel();
   if (half == 1) GiveTurn(1);
-  int step = 0;  // over all tiles
+  Place k, v;
   while (walk.Next()) {
     const AttentionItem item = walk.item();
     SlotCursor<Bf16, kSlots> cursor = walk.Slots();
@@ -344,72 +418,89 @@ __device__ __forceinline__ void Consume(Shared& shared, const AttentionTensors& 
     uint32_t p[8][4];
     Running running;
     SlotTile<Bf16> tile = cursor.Next();
-    TakeTurn(half);
-    WaitPhase(&shared.k_full[step % kStages], step / kStages % 2);
-    FenceForTensorCores();
-    WarpgroupBegin();
-    Scores(s, q, shared.k[step % kStages]);
-    WarpgroupCommit();
-    GiveTurn(half);
-    WarpgroupWait<0>();
-    HoldSums(s);
-    Weigh(s, running, tile, shared.beta[step % kStages], scale, tile_row, two);
-    __syncwarp();  // every lane has read its biases
-    if (lane == 0) Arrive(&shared.k_empty[step % kStages]);
-    Pack(s, p);
-    ++step;
-    for (tile = cursor.Next(); tile.slots > 0; tile = cursor.Next(), ++step) {
-      const int stage = step % kStages, before = (step - 1) % kStages;
+    if (tile.slots > 0) {
+      float factor[2];
       TakeTurn(half);
-      WaitPhase(&shared.k_full[stage], step / kStages % 2);
+      WaitPhase(&shared.k_full[k.stage], k.parity);
       FenceForTensorCores();
       WarpgroupBegin();
-      Scores(s, q, shared.k[stage]);
-      WarpgroupCommit();
-      WaitPhase(&shared.v_full[before], (step - 1) / kStages % 2);
-      FenceForTensorCores();
-      Values(o, p, shared.v[before]);
+      Scores(s, q, shared.k[k.stage]);
       WarpgroupCommit();
       GiveTurn(half);
-      WarpgroupWait<1>();
+      WarpgroupWait<0>();
       HoldSums(s);
-      const float2 factor = Weigh(s, running, tile, shared.beta[stage], scale, tile_row, two);
+      Weigh(s, running, tile, shared.beta[k.stage], scale, tile_row, two, factor);
       __syncwarp();  // every lane has read its biases
-      // Sums are never negative. But asking orders the weights before what follows: they are made while the values'
-      // products run, not after the wait for them.
-      const float sums = running.memory[0] + running.memory[1] + running.rest[0] + running.rest[1];
-      if (lane == 0 && !(sums < 0.0f)) Arrive(&shared.k_empty[stage]);
+      if (lane == 0) Arrive(&shared.k_empty[k.stage]);
+      k.Next();
+      Pack(s, p);
+      for (tile = cursor.Next(); tile.slots > 0; tile = cursor.Next()) {
+        TakeTurn(half);
+        WaitPhase(&shared.k_full[k.stage], k.parity);
+        FenceForTensorCores();
+        WarpgroupBegin();
+        Scores(s, q, shared.k[k.stage]);
+        WarpgroupCommit();
+        WaitPhase(&shared.v_full[v.stage], v.parity);
+        FenceForTensorCores();
+        Values(o, p, shared.v[v.stage]);
+        WarpgroupCommit();
+        GiveTurn(half);
+        WarpgroupWait<1>();
+        HoldSums(s);
+        const bool grew = Weigh(s, running, tile, shared.beta[k.stage], scale, tile_row, two, factor);
+        __syncwarp();  // every lane has read its biases
+        // Sums are never negative. But asking orders the weights before what follows: they are made while the values'
+        // products run, not after the wait for them.
+        const float sums = running.memory[0] + running.memory[1] + running.rest[0] + running.rest[1];
+        if (lane == 0 && !(sums < 0.0f)) Arrive(&shared.k_empty[k.stage]);
+        k.Next();
+        WarpgroupWait<0>();
+        HoldSums(o);
+        if (lane == 0) Arrive(&shared.v_empty[v.stage]);
+        v.Next();
+        if (grew) {
+#pragma unroll
+          for (int n = 0; n < 16; ++n) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) o[n][e] *= factor[e / 2];
+          }
+        }
+        Pack(s, p);
+      }
+      WaitPhase(&shared.v_full[v.stage], v.parity);
+      FenceForTensorCores();
+      WarpgroupBegin();
+      Values(o, p, shared.v[v.stage]);
+      WarpgroupCommit();
       WarpgroupWait<0>();
       HoldSums(o);
-      if (lane == 0) Arrive(&shared.v_empty[before]);
-      if (__any_sync(kFullWarp, factor.x != 1.0f || factor.y != 1.0f)) {
-#pragma unroll
-        for (int n = 0; n < 16; ++n) {
-          o[n][0] *= factor.x;
-          o[n][1] *= factor.x;
-          o[n][2] *= factor.y;
-          o[n][3] *= factor.y;
-        }
-      }
-      Pack(s, p);
+      if (lane == 0) Arrive(&shared.v_empty[v.stage]);
+      v.Next();
     }
-    const int last = (step - 1) % kStages;
-    WaitPhase(&shared.v_full[last], (step - 1) / kStages % 2);
-    FenceForTensorCores();
-    WarpgroupBegin();
-    Values(o, p, shared.v[last]);
-    WarpgroupCommit();
-    WarpgroupWait<0>();
-    HoldSums(o);
-    if (lane == 0) Arrive(&shared.v_empty[last]);
-    Finish(t, item, rows, walk.kv(), first_query, shared.q, o, running);
-    __syncwarp();  // the warp's rows of q are free
+    if (item.merge < 0 && ClusterBlocks() == 1) {
+      Finish(t, item, rows, walk.kv(), first_query, shared.q, o, running);
+      __syncwarp();  // the warp's rows of q are free
+      continue;
+    }
+    // The block's only tile.
+    const auto sync = [] { NamedBarrierWait<2 * kGroup>(5); };
+    sync();  // both are done with the keys
+    float* const sums = reinterpret_cast<float*>(shared.k[0]);
+    float* const states = sums + kAttentionTall * kSumStride;
+    StoreSums(sums, states, first_query, o, running);
+    TileFinisher<kWidth, 2 * kGroup / kWarp, 4> finisher(t, item, rows, merging, walk.kv(), first_query / 16);
+    finisher.Finish({sums, states, kAttentionTall, kSumStride, 1}, sync, false);
   }
   if (half == 0) TakeTurn(0);
 }
 
-__global__ void __launch_bounds__(3 * kGroup, 1) AttentionWgmma(const AttentionTensors t, const AttentionItems items) {
+template <int kInline>
+__global__ void __launch_bounds__(3 * kGroup, 1)
+    AttentionWgmma(const AttentionTensors t, const AttentionItems where, const AttentionMerging where_merged,
+                   const __grid_constant__ InlineTables<kInline> tables) {
   extern __shared__ float4 attention_shared[];
+  LetNextKernelStart();
   const uintptr_t base = (reinterpret_cast<uintptr_t>(attention_shared) + 1023) / 1024 * 1024;
   Shared& shared = *reinterpret_cast<Shared*>(base);
   if (threadIdx.x == 0) {
@@ -421,8 +512,8 @@ __global__ void __launch_bounds__(3 * kGroup, 1) AttentionWgmma(const AttentionT
     }
     FenceBarrierInit();
   }
-  WaitForPreviousKernel();
-  LetNextKernelStart();
+  const AttentionItems items = Resolve(where, tables);
+  const AttentionMerging merging = Resolve(where_merged, tables);
   __syncthreads();
   const TileWalk walk(t, items);
   if (threadIdx.x < kGroup) {
@@ -430,18 +521,35 @@ __global__ void __launch_bounds__(3 * kGroup, 1) AttentionWgmma(const AttentionT
     Produce(shared, walk);
   } else {
     TakeRegisters<232>();
-    Consume(shared, t, items.rows, static_cast<int>(threadIdx.x) / kGroup - 1, walk);
+    Consume(shared, t, items.rows, merging, static_cast<int>(threadIdx.x) / kGroup - 1, walk);
   }
+}
+
+template <int kInline>
+void Launch(const AttentionTensors& tensors, const AttentionItems& items, const AttentionMerging& merging, int blocks,
+            cudaStream_t stream) {
+  LaunchClusters(AttentionWgmma<kInline>, static_cast<unsigned>(blocks), 3 * kGroup, kBytes, stream, items.cluster,
+                 tensors, items, merging, TablesOf<kInline>(items.inline_tables));
 }
 
 }  // namespace
 
-void LaunchAttentionTall(const AttentionTensors& tensors, const AttentionItems& items, int multiprocessors,
-                         cudaStream_t stream) {
+void LaunchAttentionTall(const AttentionTensors& tensors, const AttentionItems& items, const AttentionMerging& merging,
+                         bool merges, int multiprocessors, cudaStream_t stream) {
   if (items.count == 0) return;
-  const int64_t tiles = static_cast<int64_t>(items.count) * tensors.kv_heads;
-  LaunchKernelEarly(AttentionWgmma, static_cast<unsigned>(tiles < multiprocessors ? tiles : multiprocessors),
-                    3 * kGroup, kBytes, stream, tensors, items);
+  const int tiles = items.count * tensors.kv_heads;
+  // Blocks go from tile to tile where each ends what it begins.
+  const int blocks = merges || items.cluster > 1 ? tiles * items.cluster : std::min(tiles, multiprocessors);
+  if (items.inline_tables) {
+    Launch<kAttentionInlineBytes>(tensors, items, merging, blocks, stream);
+  } else {
+    Launch<0>(tensors, items, merging, blocks, stream);
+  }
+}
+
+AttentionCapacity AttentionCapacityTall() {
+  static const AttentionCapacity capacity = CapacityOf(AttentionWgmma<0>, 3 * kGroup, kBytes);
+  return capacity;
 }
 
 }  // namespace stillhouse::cuda

@@ -33,10 +33,8 @@ Device::Device(int ordinal, cudaStream_t stream, CudaStorage storage, const cuda
       multiprocessors_(properties.multiProcessorCount),
       shared_bytes_per_block_(static_cast<int>(properties.sharedMemPerBlockOptin)),
       staging_(stream, kStagingBytes),
-      pool_(pool) {
-  Use();
-  attention_ = std::make_unique<AttentionState>(stream);
-}
+      attention_(std::make_unique<AttentionState>()),
+      pool_(pool) {}
 
 Device::~Device() {
   Use();

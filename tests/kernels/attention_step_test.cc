@@ -114,6 +114,11 @@ TEST(AttentionStep, MatchesReference) {
     ExpectStep(rng, Served(8, 2, 128, 900, 1, 5), bf16);
     ExpectStep(rng, Served(8, 2, 128, 300, 40, 0), bf16);
     ExpectStep(rng, Served(8, 2, 128, 520, 40, 10), bf16);
+    ExpectStep(rng, Served(8, 2, 128, 2500, 33, 0), bf16);    // shared among the blocks of a cluster
+    ExpectStep(rng, Served(32, 2, 128, 1300, 2, 70), bf16);   // more heads than a narrow tile has queries
+    ExpectStep(rng, Served(4, 1, 128, 20000, 1, 100), bf16);  // split into items that leave partial rows
+    ExpectStep(rng, Served(6, 2, 80, 1000, 12, 5), bf16);
+    ExpectStep(rng, Served(6, 2, 192, 600, 3, 5), bf16);
   }
 }
 

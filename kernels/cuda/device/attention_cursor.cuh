@@ -6,6 +6,8 @@
 #include <cstring>
 
 #include "kernels/cuda/attention_launch.h"
+#include "kernels/cuda/device/bulk_copy.cuh"
+#include "kernels/cuda/device/cluster.cuh"
 
 namespace stillhouse::cuda {
 
@@ -32,8 +34,15 @@ class SlotCursor {
  public:
   __device__ SlotCursor(const AttentionRun* runs, int run, int slot, int slots, int causal_limit, int kv)
       : next_(runs + run), left_(slots), causal_limit_(causal_limit), kv_(kv) {
-    if (left_ > 0) Begin(slot);
+    if (left_ <= 0) return;
+    for (; slot >= next_->slots; ++next_) slot -= next_->slots;
+    Begin(slot);
   }
+
+  // An item's slots, or the share of them of this block of its cluster.
+  __device__ SlotCursor(const AttentionItems& items, const AttentionItem& item, int kv)
+      : SlotCursor(items.runs, item.run, item.slot + ShareBegin(item, ClusterRank()),
+                   ShareBegin(item, ClusterRank() + 1) - ShareBegin(item, ClusterRank()), item.causal_limit, kv) {}
 
   __device__ SlotTile<T> Next() {
     SlotTile<T> tile;
@@ -59,6 +68,12 @@ class SlotCursor {
   }
 
  private:
+  // The steps are dealt evenly.
+  __device__ static int ShareBegin(const AttentionItem& item, int rank) {
+    const int steps = (item.slots + kStep - 1) / kStep, blocks = ClusterBlocks();
+    return blocks == 1 ? rank * item.slots : min(steps * rank / blocks * kStep, item.slots);
+  }
+
   __device__ void Begin(int slot) {
     const AttentionRun& run = *next_++;
     k_row_ = run.k_row;
@@ -82,6 +97,20 @@ class SlotCursor {
   int there_ = 0, limit_ = 0;
   bool memory_ = false, causal_ = false, vector_ = false;
 };
+
+// Asks for the next `steps` steps' keys and values to be brought to the L2 cache, where they lie without gaps; by one
+// thread. The L2 cache is where other kernels' writes go, so this may come before the wait for them.
+template <typename T, int kStep>
+__device__ __forceinline__ void PrefetchSteps(SlotCursor<T, kStep> cursor, int steps, int width) {
+#pragma unroll 1
+  for (int s = 0; s < steps; ++s) {
+    const SlotTile<T> tile = cursor.Next();
+    if (!tile.vector || tile.k_row != width || tile.v_row != width) return;
+    const uint32_t bytes = static_cast<uint32_t>(tile.slots * width) * sizeof(T);
+    PrefetchBytes(tile.k, bytes);
+    PrefetchBytes(tile.v, bytes);
+  }
+}
 
 // Tables that travel with a launch; kBytes = 0: there are none.
 template <int kBytes>

@@ -8,35 +8,26 @@
 
 namespace stillhouse::cuda {
 
-// call(width, wide), both as constants of their types: the width of the kernel for heads `width` wide.
+// call(width), a constant of its type: the width of the kernel for heads `width` wide.
 template <typename Call>
-auto ForTiles(int width, bool wide, const Call& call) {
-  auto with = [&](auto of_width) {
-    return wide ? call(of_width, std::true_type()) : call(of_width, std::false_type());
-  };
-  if (width <= 64) return with(std::integral_constant<int, 64>());
-  if (width <= 128) return with(std::integral_constant<int, 128>());
-  return with(std::integral_constant<int, 256>());
+auto ForWidth(int width, const Call& call) {
+  if (width <= 64) return call(std::integral_constant<int, 64>());
+  if (width <= 128) return call(std::integral_constant<int, 128>());
+  return call(std::integral_constant<int, 256>());
 }
 
-// `Kernel` has Entry<width, wide, bytes of inline tables>() and LayoutOf<width, wide> with kThreads and kBytes of
-// shared memory.
+// `Kernel` has Entry<width, bytes of inline tables>() and LayoutOf<width> with kThreads and kBytes of shared memory.
 template <typename Kernel>
 void LaunchTiles(const AttentionTensors& tensors, const AttentionItems& items, const AttentionMerging& merging,
-                 bool wide, cudaStream_t stream) {
+                 cudaStream_t stream) {
   if (items.count == 0) return;
-  ForTiles(tensors.width, wide, [&](auto width, auto is_wide) {
-    using Layout = typename Kernel::template LayoutOf<width(), is_wide()>;
+  ForWidth(tensors.width, [&](auto width) {
+    using Layout = typename Kernel::template LayoutOf<width()>;
     auto launch = [&](auto inline_bytes) {
-      const auto kernel = Kernel::template Entry<width(), is_wide(), inline_bytes()>();
-      const auto blocks = static_cast<unsigned>(items.count * tensors.kv_heads);
-      const auto tables = TablesOf<inline_bytes()>(items.inline_tables);
-      // Items that merge end soon, so that it tells when they are set up early.
-      if (!is_wide() && merging.arrived) {
-        LaunchKernelEarly(kernel, blocks, Layout::kThreads, Layout::kBytes, stream, tensors, items, merging, tables);
-      } else {
-        LaunchKernel(kernel, blocks, Layout::kThreads, Layout::kBytes, stream, tensors, items, merging, tables);
-      }
+      LaunchClusters(Kernel::template Entry<width(), inline_bytes()>(),
+                     static_cast<unsigned>(items.count * tensors.kv_heads * items.cluster), Layout::kThreads,
+                     Layout::kBytes, stream, items.cluster, tensors, items, merging,
+                     TablesOf<inline_bytes()>(items.inline_tables));
     };
     if constexpr (width() <= kAttentionInlineWidth) {
       if (items.inline_tables) return launch(std::integral_constant<int, kAttentionInlineBytes>());
@@ -45,14 +36,22 @@ void LaunchTiles(const AttentionTensors& tensors, const AttentionItems& items, c
   });
 }
 
-// Blocks that one multiprocessor holds.
+template <typename... Params>
+AttentionCapacity CapacityOf(void (*kernel)(Params...), int threads, int shared_bytes) {
+  AttentionCapacity capacity;
+  for (size_t i = 0; i < std::size(kAttentionClusters); ++i) {
+    capacity.blocks[i] = BlocksAtOnce(kernel, threads, shared_bytes, kAttentionClusters[i]);
+  }
+  return capacity;
+}
+
 template <typename Kernel>
-int TileBlocks(int width, bool wide) {
-  return ForTiles(width, wide, [](auto of_width, auto is_wide) {
-    using Layout = typename Kernel::template LayoutOf<of_width(), is_wide()>;
-    static const int blocks =
-        BlocksPerMultiprocessor(Kernel::template Entry<of_width(), is_wide(), 0>(), Layout::kThreads, Layout::kBytes);
-    return blocks;
+AttentionCapacity TilesCapacity(int width) {
+  return ForWidth(width, [](auto of_width) {
+    using Layout = typename Kernel::template LayoutOf<of_width()>;
+    static const AttentionCapacity capacity =
+        CapacityOf(Kernel::template Entry<of_width(), 0>(), Layout::kThreads, Layout::kBytes);
+    return capacity;
   });
 }
 

@@ -1,5 +1,5 @@
-// The merge of a row's partial rows and of its few own rows: by one warp, or several, for each head; as a kernel of its
-// own, or by the block that leaves the last of them.
+// How a row's result comes together, by a warp for each head: from the sums of a tile's blocks, from partial rows, and
+// from the row's few own rows. At the end of a tile, or as a kernel of its own.
 #ifndef STILLHOUSE_KERNELS_CUDA_DEVICE_ATTENTION_MERGE_CUH_
 #define STILLHOUSE_KERNELS_CUDA_DEVICE_ATTENTION_MERGE_CUH_
 
@@ -7,6 +7,7 @@
 
 #include "kernels/cuda/attention_launch.h"
 #include "kernels/cuda/device/attention_cursor.cuh"
+#include "kernels/cuda/device/cluster.cuh"
 #include "kernels/cuda/device/dtype.cuh"
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/reduce.cuh"
@@ -21,11 +22,89 @@ __device__ __forceinline__ AttentionMerging Resolve(const AttentionMerging& merg
   AttentionMerging resolved = merging;
   resolved.merges = reinterpret_cast<const AttentionMerge*>(tables.bytes + reinterpret_cast<uintptr_t>(merging.merges));
   resolved.partials = reinterpret_cast<const int32_t*>(tables.bytes + reinterpret_cast<uintptr_t>(merging.partials));
-  if (!merging.in_order) {
-    resolved.merge_of = reinterpret_cast<const int32_t*>(tables.bytes + reinterpret_cast<uintptr_t>(merging.merge_of));
-  }
   return resolved;
 }
+
+// m, and ℓ on memories and on the rest: three floats wherever sums lie.
+struct RowState {
+  float m = -INFINITY, memory = 0.0f, rest = 0.0f;
+};
+
+// Partial rows of a head, as a table lists them. They come from earlier launches, through the L2 cache.
+class PartialRows {
+ public:
+  __device__ PartialRows(const AttentionTensors& t, const int32_t* partials, int head)
+      : o_(t.partial_o),
+        state_(t.partial_state),
+        partials_(partials),
+        heads_(t.heads),
+        head_(head),
+        width_(t.width),
+        vector_(t.width % 4 == 0) {}
+
+  __device__ int64_t Place(int i) const { return static_cast<int64_t>(partials_[i]) * heads_ + head_; }
+  __device__ RowState State(int64_t place) const {
+    const float* const state = state_ + place * 3;
+    return {__ldcg(state), __ldcg(state + 1), __ldcg(state + 2)};
+  }
+  // Columns [column, column + 4); 0 beyond the width.
+  __device__ float4 Columns(int64_t place, int column) const {
+    const float* const at = o_ + place * width_ + column;
+    float4 value = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (column >= width_) return value;
+    if (vector_) return __ldcg(reinterpret_cast<const float4*>(at));
+    value.x = __ldcg(at);
+    if (column + 1 < width_) value.y = __ldcg(at + 1);
+    if (column + 2 < width_) value.z = __ldcg(at + 2);
+    if (column + 3 < width_) value.w = __ldcg(at + 3);
+    return value;
+  }
+
+ private:
+  const float* const o_;
+  const float* const state_;
+  const int32_t* const partials_;
+  const int heads_, head_, width_;
+  const bool vector_;
+};
+
+// Sums of a tile's queries in shared memory, unnormalised: `parts` times `queries` rows of `stride` floats (columns
+// from the width on are 0), and their states.
+struct TileSums {
+  float* o;
+  float* state;
+  int queries, stride, parts;
+};
+
+// One query's sums: the parts in this block, or the first ones of all blocks of the cluster.
+class QuerySums {
+ public:
+  __device__ QuerySums(const TileSums& sums, int query, bool of_cluster)
+      : o_(sums.o + query * sums.stride),
+        state_(sums.state + query * 3),
+        part_(of_cluster ? 0 : sums.queries),
+        stride_(sums.stride),
+        of_cluster_(of_cluster) {}
+
+  __device__ int64_t Place(int i) const { return i; }
+  __device__ RowState State(int64_t i) const {
+    const float* const state = At(state_, i, 3);
+    return {state[0], state[1], state[2]};
+  }
+  __device__ float4 Columns(int64_t i, int column) const {
+    return *reinterpret_cast<const float4*>(At(o_, i, stride_) + column);
+  }
+
+ private:
+  __device__ const float* At(const float* of_first, int64_t i, int stride) const {
+    return of_cluster_ ? OfBlock(of_first, static_cast<int>(i)) : of_first + static_cast<int>(i) * part_ * stride;
+  }
+
+  const float* const o_;
+  const float* const state_;
+  const int part_, stride_;
+  const bool of_cluster_;
+};
 
 // The state of one (row, head) in a warp. Lanes hold four columns each, of kChunks times kLanes · 4; where a row needs
 // half a warp, the two halves sum different sources, and Fold adds them.
@@ -48,30 +127,23 @@ class MergedRow {
     for (int c = 0; c < kChunks; ++c) o_[c] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   }
 
-  // Partial rows partials[begin], [begin + stride], … below `end`; once, and before AddOwn. 32 at a time: their states
-  // are read by one lane each, then their sums, several under way together. Others may have written them in this
-  // launch.
-  // `first`: what the lane's first entry of the list is, where it is known.
-  __device__ void AddPartials(const AttentionTensors& t, const int32_t* partials, int begin, int end, int stride,
-                              int head, int32_t first = -1) {
+  // Sums `begin`, `begin` + stride, … below `end` of `from` (PartialRows, QuerySums); not after AddOwn. 32 at a time:
+  // their states are read by one lane each, then the sums, several under way together. `first`: the lane's first
+  // place, where it is known.
+  template <typename Sums>
+  __device__ void AddSums(const Sums& from, int begin, int end, int stride, int64_t first = -1) {
     constexpr int kBatch = 8 / kChunks;
-    const bool vector = width_ % 4 == 0;
     for (; begin < end; begin += stride * kWarp) {
       const int mine = begin + lane_ * stride;
       const bool there = mine < end;
-      const int64_t place = there ? static_cast<int64_t>(first >= 0 ? first : partials[mine]) * t.heads + head : 0;
+      const int64_t place = !there ? 0 : first >= 0 ? first : from.Place(mine);
       first = -1;
-      SoftmaxState<float> own;
-      float own_rest = 0.0f;
-      if (there) {
-        const float* const state = t.partial_state + place * 3;
-        own = {__ldcg(state), __ldcg(state + 1)};
-        own_rest = __ldcg(state + 2);
-      }
+      RowState own;
+      if (there) own = from.State(place);
       const float top = fmaxf(memory_.m, WarpMax(own.m));
       const float weight = SoftmaxWeight(own.m, top), shrink = SoftmaxWeight(memory_.m, top);
-      memory_ = {top, shrink * memory_.l + WarpSum(weight * own.l)};
-      rest_ = {top, shrink * rest_.l + WarpSum(weight * own_rest)};
+      memory_ = {top, shrink * memory_.l + WarpSum(weight * own.memory)};
+      rest_ = {top, shrink * rest_.l + WarpSum(weight * own.rest)};
       Scale(shrink);
       const int count = min(kWarp, (end - begin + stride - 1) / stride);
       for (int batch = 0; batch < count; batch += kBatch * kHalves) {
@@ -81,10 +153,10 @@ class MergedRow {
         for (int b = 0; b < kBatch; ++b) {
           const int i = batch + b * kHalves + half_;
           w[b] = __shfl_sync(kFullWarp, weight, i % kWarp);
-          const float* const other = t.partial_o + __shfl_sync(kFullWarp, place, i % kWarp) * width_;
+          const int64_t other = __shfl_sync(kFullWarp, place, i % kWarp);
 #pragma unroll
           for (int c = 0; c < kChunks; ++c) {
-            value[b][c] = i < count ? Columns(other, column_ + c * 4 * kLanes, vector) : make_float4(0, 0, 0, 0);
+            value[b][c] = i < count ? from.Columns(other, column_ + c * 4 * kLanes) : make_float4(0, 0, 0, 0);
           }
         }
 #pragma unroll
@@ -96,29 +168,46 @@ class MergedRow {
     }
   }
 
-  // One own row of a head: its logit, and the lane's columns of its value. Halves may take different ones.
+  // One own row of a head, as it is read: the lane's columns of it and of the query. Halves may take different ones.
+  struct OwnColumns {
+    float4 q[kChunks] = {}, k[kChunks] = {}, v[kChunks] = {};
+    bool there = false;
+  };
+  // The same with the logit.
   struct OwnRow {
     float logit = -INFINITY;
     float4 v[kChunks] = {};
   };
 
-  // Row `own` of the step, seen by row `row`; −inf and 0 where it is not `there`. The whole warp takes part.
-  __device__ OwnRow ReadOwn(const AttentionTensors& t, const AttentionMerging& merging, int64_t row, int64_t own,
-                            int head, bool there) const {
+  // Row `own` of the step, seen by row `row`; nothing where it is not `there`.
+  __device__ OwnColumns ReadOwn(const AttentionTensors& t, const AttentionMerging& merging, int64_t row, int64_t own,
+                                int head, bool there) const {
+    OwnColumns columns;
+    columns.there = there;
+    if (!there) return columns;
     const int64_t kv = head / (t.heads / t.kv_heads);
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) {
+      const int column = column_ + c * 4 * kLanes;
+      columns.q[c] = Own(t.q, t.q_bf16, row * t.q_row + head * t.q_head, column);
+      columns.k[c] = Own(merging.k, merging.own_bf16, own * merging.k_row + kv * merging.k_head, column);
+      columns.v[c] = Own(merging.v, merging.own_bf16, own * merging.v_row + kv * merging.v_head, column);
+    }
+    return columns;
+  }
+
+  // −inf and 0 where it is not there. The whole warp takes part.
+  __device__ OwnRow Weigh(const AttentionTensors& t, const OwnColumns& own) const {
     OwnRow result;
     float dot = 0.0f;
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
-      if (!there) continue;
-      const int column = column_ + c * 4 * kLanes;
-      const float4 q = Own(t.q, t.q_bf16, row * t.q_row + head * t.q_head, column);
-      const float4 k = Own(merging.k, merging.own_bf16, own * merging.k_row + kv * merging.k_head, column);
-      result.v[c] = Own(merging.v, merging.own_bf16, own * merging.v_row + kv * merging.v_head, column);
+      const float4 q = own.q[c], k = own.k[c];
       dot = fmaf(q.x, k.x, fmaf(q.y, k.y, fmaf(q.z, k.z, fmaf(q.w, k.w, dot))));
+      result.v[c] = own.v[c];
     }
     dot = WarpSum<kLanes>(dot);
-    if (there) result.logit = dot * t.scale;
+    if (own.there) result.logit = dot * t.scale;
     return result;
   }
 
@@ -136,40 +225,41 @@ class MergedRow {
   __device__ void AddOwn(const AttentionTensors& t, const AttentionMerging& merging, const AttentionMerge& merge,
                          int head) {
     for (int first = merge.own_begin; first <= merge.row; first += kHalves) {
-      AddOwn(ReadOwn(t, merging, merge.row, first + half_, head, first + half_ <= merge.row));
+      AddOwn(Weigh(t, ReadOwn(t, merging, merge.row, first + half_, head, first + half_ <= merge.row)));
     }
   }
 
-  // Adds the warps' states in order, through shared memory of kWarps · (kWidth + 3) floats; true for the first warp,
+  // Adds the warps' states in order, through shared memory of kWarps · (kWidth + 4) floats; true for the first warp,
   // which has the sum. All threads of the block take part.
   template <int kWarps>
   __device__ bool AddWarps(float* shared) {
     const int warp = static_cast<int>(threadIdx.x) / kWarp;
-    Fold();
-    float* const mine = shared + warp * (kWidth + 3);
-    if (half_ == 0) {
-#pragma unroll
-      for (int c = 0; c < kChunks; ++c) {
-        float* const at = mine + column_ + c * 4 * kLanes;
-        at[0] = o_[c].x, at[1] = o_[c].y, at[2] = o_[c].z, at[3] = o_[c].w;
-      }
-    }
-    if (lane_ == 0) mine[kWidth] = memory_.m, mine[kWidth + 1] = memory_.l, mine[kWidth + 2] = rest_.l;
+    float* const states = shared + kWarps * kWidth;
+    StoreSums(shared + warp * kWidth, states + warp * 3, false);
     __syncthreads();
     if (warp > 0) return false;
+    AddSums(QuerySums({shared + kWidth, states + 3, 1, kWidth, kWarps - 1}, 0, false), 0, kWarps - 1, 1);
+    return true;
+  }
+
+  // The sums as they are: to shared memory in rows of kWidth floats, or to a partial row.
+  __device__ void StoreSums(float* o, float* state, bool partial) {
+    Fold();
 #pragma unroll
-    for (int other = 1; other < kWarps; ++other) {
-      const float* const from = shared + other * (kWidth + 3);
-      const MergeWeights<float> w = MergeSoftmax(memory_, {from[kWidth], from[kWidth + 1]});
-      MergeSoftmax(rest_, {from[kWidth], from[kWidth + 2]});
-      Scale(w.first);
+    for (int c = 0; c < kChunks; ++c) {
+      const int column = column_ + c * 4 * kLanes;
+      if (half_ > 0) continue;
+      if (!partial || width_ % 4 == 0) {
+        if (!partial || column < width_) *reinterpret_cast<float4*>(o + column) = o_[c];
+        continue;
+      }
+      const float value[4] = {o_[c].x, o_[c].y, o_[c].z, o_[c].w};
 #pragma unroll
-      for (int c = 0; c < kChunks; ++c) {
-        const float* const at = from + column_ + c * 4 * kLanes;
-        Add(o_[c], w.second, make_float4(at[0], at[1], at[2], at[3]));
+      for (int e = 0; e < 4; ++e) {
+        if (column + e < width_) o[column + e] = value[e];
       }
     }
-    return true;
+    if (lane_ == 0) state[0] = memory_.m, state[1] = memory_.l, state[2] = rest_.l;
   }
 
   __device__ void Store(const AttentionTensors& t, int64_t row, int head) {
@@ -227,17 +317,6 @@ class MergedRow {
     sum.w = fmaf(w, value.w, sum.w);
   }
 
-  __device__ float4 Columns(const float* row, int column, bool vector) const {
-    float4 value = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (column >= width_) return value;
-    if (vector) return __ldcg(reinterpret_cast<const float4*>(row + column));
-    value.x = __ldcg(row + column);
-    if (column + 1 < width_) value.y = __ldcg(row + column + 1);
-    if (column + 2 < width_) value.z = __ldcg(row + column + 2);
-    if (column + 3 < width_) value.w = __ldcg(row + column + 3);
-    return value;
-  }
-
   __device__ float4 Own(const void* base, bool bf16, int64_t at, int column) const {
     float value[4];
 #pragma unroll
@@ -249,10 +328,9 @@ class MergedRow {
     return make_float4(value[0], value[1], value[2], value[3]);
   }
 
-  // The two halves' sums, to both.
+  // The two halves' sums, to the first; both then have the state of the whole.
   __device__ void Fold() {
     if constexpr (kHalves > 1) {
-      if (folded_) return;
       const float m = __shfl_xor_sync(kFullWarp, memory_.m, kLanes);
       const float l = __shfl_xor_sync(kFullWarp, memory_.l, kLanes), r = __shfl_xor_sync(kFullWarp, rest_.l, kLanes);
       // Without own rows both halves have the same state, and each its part of the sums.
@@ -270,8 +348,9 @@ class MergedRow {
                         __shfl_xor_sync(kFullWarp, o_[c].z, kLanes), __shfl_xor_sync(kFullWarp, o_[c].w, kLanes));
         o_[c] = make_float4(mine * o_[c].x, mine * o_[c].y, mine * o_[c].z, mine * o_[c].w);
         Add(o_[c], theirs, other);
+        if (half_ > 0) o_[c] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
       }
-      folded_ = true;
+      counted_apart_ = false;
     }
   }
 
@@ -279,79 +358,120 @@ class MergedRow {
   SoftmaxState<float> memory_, rest_;  // one m, two ℓ
   float4 o_[kChunks];
   bool counted_apart_ = false;  // the halves' ℓ add up
-  bool folded_ = false;
 };
 
-// Merges the rows for which a narrow item's partial rows are the last. What does not depend on these is read at the
-// block's start, beside its keys and values: of the rows, and of each warp's first (row, head). All threads of the
-// block take part; who is last decides neither what is summed nor in which order.
-template <int kWidth, int kThreads, int kMaxRows>
-class RowFinisher {
+// Ends a tile of queries, by kWarps warps of each block of its cluster: brings the blocks' sums together, and leaves
+// them as partial rows; or adds what else the rows see, and writes the result. Of a warp's queries the first kAhead are
+// prepared together.
+template <int kWidth, int kWarps, int kAhead>
+class TileFinisher {
  public:
-  // After WaitForPreviousKernel. `on`: there is something to merge.
-  __device__ RowFinisher(const AttentionTensors& t, const AttentionItem& item, const int32_t* rows,
-                         const AttentionMerging& merging, int kv, bool on)
-      : group_(t.heads / t.kv_heads) {
-    if (!on) return;
-    const int tid = static_cast<int>(threadIdx.x), unit = tid / kWarp;
-    if (tid < item.row_count) {
-      row_merge_ = MergeOf(merging, RowOf(rows, item.rows, tid));
-      arrivals_ = merging.merges[row_merge_].arrivals;
+  // `warp`: of the kWarps.
+  __device__ TileFinisher(const AttentionTensors& t, const AttentionItem& item, const int32_t* rows,
+                          const AttentionMerging& merging, int kv, int warp)
+      : t_(t),
+        item_(item),
+        rows_(rows),
+        merging_(merging),
+        first_head_(kv * (t.heads / t.kv_heads) + item.head_begin),
+        queries_(item.row_count * item.head_count),
+        warp_(warp),
+        first_(ClusterRank() + ClusterBlocks() * warp) {}
+
+  // Reads what the first queries are merged with; after WaitForPreviousKernel.
+  __device__ void Prepare() {
+    if (item_.merge < 0) return;
+    const int stride = ClusterBlocks() * kWarps, lane = static_cast<int>(threadIdx.x) % kWarp;
+    const MergedRow<kWidth> of(t_.width);
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+      const int query = first_ + a * stride;
+      if (query < queries_) ahead_[a].merge = merging_.merges[item_.merge + query / item_.head_count];
     }
-    if (unit >= item.row_count * group_) return;
-    merge_ = merging.merges[MergeOf(merging, RowOf(rows, item.rows, unit / group_))];
-    const int mine = merge_.partial_begin + tid % kWarp;
-    if (mine < merge_.partial_end) partial_ = merging.partials[mine];
-    const MergedRow<kWidth> of(t.width);
-    own_ = of.ReadOwn(t, merging, merge_.row, merge_.own_begin, kv * group_ + unit % group_,
-                      of.half() == 0 && merge_.own_begin <= merge_.row);
+    typename MergedRow<kWidth>::OwnColumns own[kAhead];
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+      const int query = first_ + a * stride, head = first_head_ + query % item_.head_count;
+      if (query >= queries_) continue;
+      const AttentionMerge& merge = ahead_[a].merge;
+      const int mine = merge.partial_begin + lane;
+      if (mine < merge.partial_end) ahead_[a].partial = PartialRows(t_, merging_.partials, head).Place(mine);
+      own[a] =
+          of.ReadOwn(t_, merging_, merge.row, merge.own_begin, head, of.half() == 0 && merge.own_begin <= merge.row);
+    }
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) ahead_[a].own = of.Weigh(t_, own[a]);
   }
 
-  // After the block's partial rows were written.
-  __device__ void Finish(const AttentionTensors& t, const AttentionItem& item, const AttentionMerging& merging,
-                         int kv) {
-    __shared__ int finished[kMaxRows];  // the row's merge, or −1
-    const int tid = static_cast<int>(threadIdx.x);
-    __syncthreads();  // the block's partial rows are written
-    if (tid < item.row_count) {
-      bool last = true;
-      if (arrivals_ > 1) {
-        uint32_t* const arrived = merging.arrived + static_cast<int64_t>(row_merge_) * t.kv_heads + kv;
-        __threadfence();
-        last = atomicAdd(arrived, 1u) + 1 == static_cast<uint32_t>(arrivals_);
-        if (last) *arrived = 0;  // for the next call
-        __threadfence();
+  // `sync`: a barrier of the block's kWarps warps; all of them take part. `prepared`: Prepare was called.
+  template <typename Sync>
+  __device__ void Finish(const TileSums& sums, const Sync& sync, bool prepared) {
+    sync();
+    const int blocks = ClusterBlocks(), stride = blocks * kWarps;
+    if (blocks > 1) {
+      for (int query = warp_; sums.parts > 1 && query < queries_; query += kWarps) {
+        MergedRow<kWidth> sum(t_.width);
+        sum.AddSums(QuerySums(sums, query, false), 0, sums.parts, 1);
+        __syncwarp();
+        sum.StoreSums(sums.o + query * sums.stride, sums.state + query * 3, false);
       }
-      finished[tid] = last ? row_merge_ : -1;
+      ClusterArrive();
     }
-    __syncthreads();
-    for (int unit = tid / kWarp; unit < item.row_count * group_; unit += kThreads / kWarp) {
-      const int head = kv * group_ + unit % group_;
-      if (finished[unit / group_] >= 0) {
-        if (unit >= kThreads / kWarp) merge_ = merging.merges[finished[unit / group_]];
-        MergedRow<kWidth> sum(t.width);
-        sum.AddPartials(t, merging.partials, merge_.partial_begin, merge_.partial_end, 1, head, partial_);
-        if (unit < kThreads / kWarp && merge_.own_begin <= merge_.row) {
-          sum.AddOwn(own_);
-          ++merge_.own_begin;
-        }
-        sum.AddOwn(t, merging, merge_, head);
-        sum.Store(t, merge_.row, head);
+    if (!prepared) Prepare();
+    if (blocks > 1) ClusterWait();
+#pragma unroll 1  // code that runs seldom is fetched once: short is fast
+    for (int query = first_; query < queries_; query += stride) {
+      if (item_.merge >= 0 && !ahead_[0].known) {
+        ahead_[0].merge = merging_.merges[item_.merge + query / item_.head_count];
       }
-      partial_ = -1;
+      End(sums, query, ahead_[0]);
+#pragma unroll
+      for (int a = 1; a < kAhead; ++a) ahead_[a - 1] = ahead_[a];
+      ahead_[kAhead - 1].known = false;
+      ahead_[kAhead - 1].partial = -1;
+    }
+    if (blocks > 1) {  // others may still read this block's sums
+      ClusterArrive();
+      ClusterWait();
     }
   }
 
  private:
-  static __device__ int MergeOf(const AttentionMerging& merging, int64_t row) {
-    return merging.in_order ? static_cast<int>(row) : merging.merge_of[row];
+  struct Ahead {
+    AttentionMerge merge;
+    int64_t partial = -1;  // the lane's first partial row
+    typename MergedRow<kWidth>::OwnRow own;
+    bool known = true;  // what Prepare reads is there
+  };
+
+  __device__ void End(const TileSums& sums, int query, const Ahead& ahead) {
+    const int blocks = ClusterBlocks();
+    const int i = query / item_.head_count, head = first_head_ + query % item_.head_count;
+    MergedRow<kWidth> sum(t_.width);
+    sum.AddSums(QuerySums(sums, query, blocks > 1), 0, blocks > 1 ? blocks : sums.parts, 1);
+    if (item_.partial >= 0) {
+      const int64_t place = static_cast<int64_t>(item_.partial + i) * t_.heads + head;
+      sum.StoreSums(t_.partial_o + place * t_.width, t_.partial_state + place * 3, true);
+      return;
+    }
+    if (item_.merge >= 0) {
+      AttentionMerge merge = ahead.merge;
+      sum.AddSums(PartialRows(t_, merging_.partials, head), merge.partial_begin, merge.partial_end, 1, ahead.partial);
+      if (ahead.known && merge.own_begin <= merge.row) {
+        sum.AddOwn(ahead.own);
+        ++merge.own_begin;
+      }
+      sum.AddOwn(t_, merging_, merge, head);
+    }
+    sum.Store(t_, RowOf(rows_, item_.rows, i), head);
   }
 
-  const int group_;
-  int row_merge_ = -1, arrivals_ = 0;  // of row threadIdx.x of the item
-  AttentionMerge merge_;               // of the warp's first (row, head); then of the next ones
-  int32_t partial_ = -1;               // the lane's first partial row of that
-  typename MergedRow<kWidth>::OwnRow own_;
+  const AttentionTensors& t_;
+  const AttentionItem& item_;
+  const int32_t* const rows_;
+  const AttentionMerging& merging_;
+  const int first_head_, queries_, warp_, first_;
+  Ahead ahead_[kAhead];
 };
 
 }  // namespace stillhouse::cuda

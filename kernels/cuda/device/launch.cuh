@@ -25,33 +25,74 @@ void LaunchKernel(void (*kernel)(Params...), dim3 blocks, int threads, int share
   STILLHOUSE_CUDA_LAUNCHED();
 }
 
-// The same for a kernel that begins with WaitForPreviousKernel (device/async_copy.cuh): it is set up while the kernel
-// before it drains.
+// How kernels that begin with WaitForPreviousKernel (device/async_copy.cuh) are launched: set up while the kernel
+// before them drains. `cluster` blocks run together; more than 8 must be allowed first, as shared memory must.
+class EarlyLaunch {
+ public:
+  EarlyLaunch(dim3 blocks, int threads, int shared_bytes, cudaStream_t stream, int cluster) {
+    attributes_[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes_[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes_[1].id = cudaLaunchAttributeClusterDimension;
+    attributes_[1].val.clusterDim.x = static_cast<unsigned>(cluster);
+    attributes_[1].val.clusterDim.y = attributes_[1].val.clusterDim.z = 1;
+    config_.gridDim = blocks;
+    config_.blockDim = dim3(static_cast<unsigned>(threads));
+    config_.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+    config_.stream = stream;
+    config_.attrs = attributes_;
+    config_.numAttrs = cluster > 1 ? 2 : 1;
+  }
+  EarlyLaunch(const EarlyLaunch&) = delete;
+  EarlyLaunch& operator=(const EarlyLaunch&) = delete;
+
+  const cudaLaunchConfig_t& config() const { return config_; }
+
+ private:
+  cudaLaunchAttribute attributes_[2];
+  cudaLaunchConfig_t config_ = {};
+};
+
+template <typename... Params>
+cudaError_t AllowCluster(void (*kernel)(Params...), int cluster) {
+  if (cluster <= 8) return cudaSuccess;
+  return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+}
+
+template <typename... Params, typename... Args>
+void LaunchClusters(void (*kernel)(Params...), dim3 blocks, int threads, int shared_bytes, cudaStream_t stream,
+                    int cluster, const Args&... args) {
+  AllowShared(kernel, shared_bytes);
+  STILLHOUSE_CUDA_CHECK(AllowCluster(kernel, cluster));
+  const EarlyLaunch launch(blocks, threads, shared_bytes, stream, cluster);
+  STILLHOUSE_CUDA_CHECK(cudaLaunchKernelEx(&launch.config(), kernel, Params(args)...));
+}
+
 template <typename... Params, typename... Args>
 void LaunchKernelEarly(void (*kernel)(Params...), dim3 blocks, int threads, int shared_bytes, cudaStream_t stream,
                        const Args&... args) {
-  AllowShared(kernel, shared_bytes);
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = blocks;
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
-  STILLHOUSE_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, Params(args)...));
+  LaunchClusters(kernel, blocks, threads, shared_bytes, stream, 1, args...);
 }
 
-// Blocks of a kernel that one multiprocessor of the current device holds at once; at least 1.
+// Blocks of a kernel that the current device holds at once in clusters of this size; 0: it has no such clusters.
 template <typename... Params>
-int BlocksPerMultiprocessor(void (*kernel)(Params...), int threads, int shared_bytes) {
+int BlocksAtOnce(void (*kernel)(Params...), int threads, int shared_bytes, int cluster) {
   AllowShared(kernel, shared_bytes);
-  int blocks = 0;
-  STILLHOUSE_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, reinterpret_cast<const void*>(kernel),
-                                                                      threads, static_cast<size_t>(shared_bytes)));
-  return blocks > 0 ? blocks : 1;
+  if (cluster == 1) {
+    int device = 0, multiprocessors = 0, blocks = 0;
+    STILLHOUSE_CUDA_CHECK(cudaGetDevice(&device));
+    STILLHOUSE_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+    STILLHOUSE_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, reinterpret_cast<const void*>(kernel),
+                                                                        threads, static_cast<size_t>(shared_bytes)));
+    return blocks * multiprocessors;
+  }
+  const EarlyLaunch launch(dim3(static_cast<unsigned>(cluster)), threads, shared_bytes, nullptr, cluster);
+  int clusters = 0;
+  if (AllowCluster(kernel, cluster) != cudaSuccess ||
+      cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch.config()) != cudaSuccess) {
+    cudaGetLastError();  // an answer, not an error
+    return 0;
+  }
+  return clusters * cluster;
 }
 
 }  // namespace stillhouse::cuda

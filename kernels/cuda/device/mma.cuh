@@ -27,6 +27,13 @@ __device__ __forceinline__ void LoadMatricesTransposed(uint32_t (&to)[4], const 
                : "memory");
 }
 
+// An 8×8 matrix of 16-bit elements, a pair to a lane as LoadMatrices gives them, transposed.
+__device__ __forceinline__ uint32_t TransposeMatrix(uint32_t pair) {
+  uint32_t to;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(to) : "r"(pair));
+  return to;
+}
+
 // sum[16×8] += a[16×16] · b[16×8]. With g = lane / 4 and t = lane % 4: a holds the pairs (g, 2t), (g + 8, 2t),
 // (g, 2t + 8), (g + 8, 2t + 8); b the pairs of rows 2t and 2t + 8 of column g; sum (g, 2t), (g, 2t + 1), (g + 8, …).
 __device__ __forceinline__ void MultiplyAdd(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {

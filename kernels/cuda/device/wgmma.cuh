@@ -19,6 +19,11 @@ __device__ __forceinline__ uint64_t MatrixDescriptor(const void* shared, int blo
          ((SharedAddress(shared) & 0x3ffff) >> 4);
 }
 
+// That of what lies so many bytes on.
+__device__ __forceinline__ uint64_t Advance(uint64_t descriptor, int bytes) {
+  return (descriptor & 0xffffffff00000000u) | (static_cast<uint32_t>(descriptor) + (bytes >> 4));
+}
+
 // The 64 sums of a thread as operands of a product: their places in its text, and their registers.
 #define STILLHOUSE_WGMMA_SUMS                                                        \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "           \
