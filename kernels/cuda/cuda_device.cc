@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/attention_state.h"
 #include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/skinny_launch.h"
 
 namespace stillhouse::cuda {
 namespace {
@@ -34,6 +35,9 @@ Device::Device(int ordinal, cudaStream_t stream, CudaStorage storage, const cuda
       staging_(stream, kStagingBytes) {
   Use();
   attention_ = std::make_unique<AttentionState>(stream);
+  const size_t bytes = static_cast<size_t>(multiprocessors_ * kSkinnyPartials);
+  STILLHOUSE_CUDA_CHECK(cudaMalloc(&skinny_partials_, bytes));
+  STILLHOUSE_CUDA_CHECK(cudaMemsetAsync(skinny_partials_, 0xff, bytes, stream_));
 }
 
 Device::~Device() {
@@ -42,6 +46,7 @@ Device::~Device() {
   for (cublasHandle_t handle : {cublas_, recording_cublas_}) {
     if (handle) STILLHOUSE_CUBLAS_CHECK(cublasDestroy(handle));
   }
+  STILLHOUSE_CUDA_CHECK(cudaFree(skinny_partials_));
   if (recording_workspace_) STILLHOUSE_CUDA_CHECK(cudaFree(recording_workspace_));
 }
 

@@ -140,8 +140,8 @@ __global__ void __launch_bounds__(kThreads) SliceKernel(const SliceParams p, con
 
   const bool whole = count <= kStages;
   const int first = whole ? count : kStages - 2;  // stages asked for before anything is multiplied
-  WaitForPreviousKernel();
   LetNextKernelStart();
+  WaitForPreviousKernel();
   if (whole) {
 #pragma unroll 1
     for (int stage = 0; stage < count; ++stage) {
@@ -237,8 +237,8 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ float sums[kWarps][kWarp * kVector];
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
   const int first = (static_cast<int>(blockIdx.x) * kWarp + lane) * kVector;
-  WaitForPreviousKernel();
   LetNextKernelStart();
+  WaitForPreviousKernel();
   float sum[kVector] = {};
   if (first < elements) {
 #pragma unroll 8

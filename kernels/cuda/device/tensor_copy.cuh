@@ -1,0 +1,35 @@
+// Boxes of matrices copied to shared memory by the copy engine (TMA), counted by a barrier there.
+#ifndef STILLHOUSE_KERNELS_CUDA_DEVICE_TENSOR_COPY_CUH_
+#define STILLHOUSE_KERNELS_CUDA_DEVICE_TENSOR_COPY_CUH_
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/device/async_copy.cuh"
+
+namespace stillhouse::cuda {
+
+// Arrives, and has the phase wait for `bytes` of copies too.
+__device__ __forceinline__ void ArriveExpecting(uint64_t* barrier, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;\n" ::"r"(SharedAddress(barrier)),
+               "r"(bytes)
+               : "memory");
+}
+
+// The map's box whose first element is (row, column); elements outside the matrix are zeros.
+__device__ __forceinline__ void CopyBox(void* shared, const CUtensorMap* map, int row, int column, uint64_t* barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], "
+      "[%2];\n" ::"r"(SharedAddress(shared)),
+      "l"(map), "r"(SharedAddress(barrier)), "r"(column), "r"(row)
+      : "memory");
+}
+
+__device__ __forceinline__ void PrefetchMap(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];\n" ::"l"(map) : "memory");
+}
+
+}  // namespace stillhouse::cuda
+
+#endif  // STILLHOUSE_KERNELS_CUDA_DEVICE_TENSOR_COPY_CUH_
