@@ -116,6 +116,15 @@ __device__ __forceinline__ float4* PartialsOf(const KernelParams& p, int block) 
 __device__ __forceinline__ float Present(float x) {
   return __float_as_uint(x) == kAbsent ? __uint_as_float(0x7fffffffu) : x;
 }
+// Anew each time: a load that the assembler may take for constant would be waited for once or forever.
+__device__ __forceinline__ float4 LoadPartial(const float4* from) {
+  float4 value;
+  asm volatile("ld.volatile.global.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+               : "l"(from)
+               : "memory");
+  return value;
+}
 __device__ __forceinline__ bool Absent(float x) { return __float_as_uint(x) == kAbsent; }
 
 template <int kBatch>
@@ -144,7 +153,7 @@ __device__ __forceinline__ void TakeSums(const KernelParams& p, int tile, float 
         come = true;
 #pragma unroll
         for (int j = 0; j < kAtOnce; ++j) {
-          value[j] = __ldcv(from + (first + j) * Tile<kBatch>::kWorkers);
+          value[j] = LoadPartial(from + (first + j) * Tile<kBatch>::kWorkers);
           come = come && !Absent(value[j].x) && !Absent(value[j].y) && !Absent(value[j].z) && !Absent(value[j].w);
         }
       }
@@ -158,6 +167,7 @@ __device__ __forceinline__ void TakeSums(const KernelParams& p, int tile, float 
       }
     }
   }
+  __syncwarp();
 }
 
 template <int kBatch>
