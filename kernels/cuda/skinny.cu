@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "kernels/cuda/device/async_copy.cuh"
+#include "kernels/cuda/device/bulk_copy.cuh"
 #include "kernels/cuda/device/grid.cuh"
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/skinny_finish.cuh"
@@ -67,7 +68,7 @@ __device__ __forceinline__ void Fetch(const KernelParams& p, char* stages, uint6
   const int begin = PartBegin(p, static_cast<int>(blockIdx.x)), end = PartBegin(p, static_cast<int>(blockIdx.x) + 1);
   const auto ask_weights = [&](int stage, int slot) {
     const int tile = stage / p.per_tile, k0 = (stage - tile * p.per_tile) * T::kBlocks * kDepth;
-    ArriveExpecting(&full[slot], T::kStageBytes);
+    ArriveAndExpect(&full[slot], T::kStageBytes);
 #pragma unroll
     for (int b = 0; b < T::kBlocks; ++b) {
 #pragma unroll

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/cuda/device/async_copy.cuh"
+#include "kernels/cuda/device/bulk_copy.cuh"
 #include "kernels/cuda/device/grid.cuh"
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/mma.cuh"
@@ -55,7 +56,7 @@ __global__ void __launch_bounds__(kThreads, 1) SmallSkinnyKernel(const __grid_co
   if (thread == 0) {
     InitBarrier(&full, 1);
     FenceBarrierInit();
-    ArriveExpecting(&full, blocks * kBlockBytes);
+    ArriveAndExpect(&full, blocks * kBlockBytes);
     const int row = static_cast<int>(RowOf(tile * (kRows / 2), p.finish.half));
     for (int b = 0; b < blocks; ++b) {
       CopyBox(weights + b * kBlockBytes, &p.weight, row, b * kDepth, &full);

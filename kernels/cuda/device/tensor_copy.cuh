@@ -10,13 +10,6 @@
 
 namespace stillhouse::cuda {
 
-// Arrives, and has the phase wait for `bytes` of copies too.
-__device__ __forceinline__ void ArriveExpecting(uint64_t* barrier, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;\n" ::"r"(SharedAddress(barrier)),
-               "r"(bytes)
-               : "memory");
-}
-
 // The map's box whose first element is (row, column); elements outside the matrix are zeros.
 __device__ __forceinline__ void CopyBox(void* shared, const CUtensorMap* map, int row, int column, uint64_t* barrier) {
   asm volatile(
