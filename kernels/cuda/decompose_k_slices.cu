@@ -271,24 +271,7 @@ void LaunchTile(const DecomposeKShape& s, const SliceParams& p, dim3 grid, bool 
                 cudaStream_t stream) {
   const auto kernel = SliceKernel<kTileM, kTileN, kAcross>;
   const int shared_bytes = Plan<kTileM, kTileN>::SharedBytes(cluster);
-  AllowShared(kernel, shared_bytes);
-  if (cluster && grid.z > 8) {
-    STILLHOUSE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-  }
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = attributes[1].val.clusterDim.y = 1;
-  attributes[1].val.clusterDim.z = grid.z;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = dim3(kThreads);
-  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = cluster ? 2 : 1;
-  STILLHOUSE_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, p, s, partials));
+  LaunchClustersEarly(kernel, grid, dim3(1, 1, cluster ? grid.z : 1), kThreads, shared_bytes, stream, p, s, partials);
 }
 
 bool Chunked(const void* data, int64_t stride_bytes) { return Aligned16(data, stride_bytes); }

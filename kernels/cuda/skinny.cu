@@ -33,9 +33,11 @@ constexpr int kSharedOfTwo = 100 * 1024, kSharedOfOne = 208 * 1024;
 constexpr int64_t kWholeTile = 128 * 1024;
 constexpr int kLeastPart = 3;  // stages of a block
 
-// A tile has kRows rows of the weight; a stage is kBlocks blocks of 64 of K, of the tile and of x.
+// A tile has kRows rows of the weight; a stage is kBlocks blocks of 64 of K, of the tile and of x. Where x is large,
+// two blocks work side by side on neighbouring tiles, and each fetches half of x for both.
 template <int kBatch>
 struct Tile {
+  static constexpr int kCluster = kBatch <= 16 ? 1 : 2;
   static constexpr int kRows = kBatch <= 16 ? 64 : 128, kGroups = kRows / 64, kBlocks = 128 / kRows;
   static constexpr int kWeightBytes = kRows * kDepth * 2, kXBytes = kBatch * kDepth * 2;
   static constexpr int kStageBytes = kBlocks * (kWeightBytes + kXBytes);
@@ -44,7 +46,7 @@ struct Tile {
 
 struct KernelParams {
   CUtensorMap weight, x;
-  int k, per_tile, stages;
+  int k, per_tile, stages, groups;  // groups: of a cluster's tiles
   bool whole;
   const float* squares;
   int parts;
@@ -53,21 +55,34 @@ struct KernelParams {
   SkinnyFinish finish;
 };
 
-// Where a block's part begins, in stages of all tiles; and whose part a stage is.
-__device__ __forceinline__ int PartBegin(const KernelParams& p, int block) {
-  const int64_t units = p.whole ? p.finish.tiles : static_cast<int64_t>(p.finish.tiles) * p.per_tile;
-  return static_cast<int>(block * units / gridDim.x) * (p.whole ? p.per_tile : 1);
+// Parts are the clusters', or the blocks'. Where one begins, in stages of all groups of tiles; and whose a stage is.
+template <int kBatch>
+__device__ __forceinline__ int Part() {
+  return static_cast<int>(blockIdx.x) / Tile<kBatch>::kCluster;
 }
-__device__ __forceinline__ int BlockOf(const KernelParams& p, int64_t stage) {
-  return static_cast<int>(((stage + 1) * gridDim.x - 1) / (static_cast<int64_t>(p.finish.tiles) * p.per_tile));
+template <int kBatch>
+__device__ __forceinline__ int Rank() {
+  return static_cast<int>(blockIdx.x) % Tile<kBatch>::kCluster;
+}
+template <int kBatch>
+__device__ __forceinline__ int PartBegin(const KernelParams& p, int part) {
+  const int64_t units = p.whole ? p.groups : static_cast<int64_t>(p.groups) * p.per_tile;
+  const unsigned parts = gridDim.x / Tile<kBatch>::kCluster;
+  return static_cast<int>(part * units / parts) * (p.whole ? p.per_tile : 1);
+}
+template <int kBatch>
+__device__ __forceinline__ int PartOf(const KernelParams& p, int64_t stage) {
+  const unsigned parts = gridDim.x / Tile<kBatch>::kCluster;
+  return static_cast<int>(((stage + 1) * parts - 1) / (static_cast<int64_t>(p.groups) * p.per_tile));
 }
 
 template <int kBatch>
 __device__ __forceinline__ void Fetch(const KernelParams& p, char* stages, uint64_t* full, uint64_t* empty) {
   using T = Tile<kBatch>;
-  const int begin = PartBegin(p, static_cast<int>(blockIdx.x)), end = PartBegin(p, static_cast<int>(blockIdx.x) + 1);
+  const int begin = PartBegin<kBatch>(p, Part<kBatch>()), end = PartBegin<kBatch>(p, Part<kBatch>() + 1);
   const auto ask_weights = [&](int stage, int slot) {
-    const int tile = stage / p.per_tile, k0 = (stage - tile * p.per_tile) * T::kBlocks * kDepth;
+    const int group = stage / p.per_tile, k0 = (stage - group * p.per_tile) * T::kBlocks * kDepth;
+    const int tile = group * T::kCluster + Rank<kBatch>();
     ArriveAndExpect(&full[slot], T::kStageBytes);
 #pragma unroll
     for (int b = 0; b < T::kBlocks; ++b) {
@@ -85,7 +100,13 @@ __device__ __forceinline__ void Fetch(const KernelParams& p, char* stages, uint6
     char* const to = stages + slot * T::kStageBytes + T::kBlocks * T::kWeightBytes;
 #pragma unroll
     for (int b = 0; b < T::kBlocks; ++b) {
-      CopyBox(to + b * T::kXBytes, &p.x, 0, k0 + b * kDepth, &full[slot]);
+      if constexpr (T::kCluster == 1) {
+        CopyBox(to + b * T::kXBytes, &p.x, 0, k0 + b * kDepth, &full[slot]);
+      } else {
+        constexpr int kHalf = kBatch / 2;
+        CopyBoxToBoth(to + b * T::kXBytes + Rank<kBatch>() * (T::kXBytes / 2), &p.x, Rank<kBatch>() * kHalf,
+                      k0 + b * kDepth, &full[slot]);
+      }
     }
   };
   const int first = min(end, begin + p.stages);
@@ -138,14 +159,14 @@ __device__ __forceinline__ void GiveSums(const KernelParams& p, const float (&su
   }
 }
 
-// Adds the sums of the blocks after this one that have a part of the tile; their places are empty again.
+// Adds the sums of the parts after this one that have some of the tiles; their places are empty again.
 template <int kBatch>
-__device__ __forceinline__ void TakeSums(const KernelParams& p, int tile, float (&sum)[kBatch / 8][4]) {
+__device__ __forceinline__ void TakeSums(const KernelParams& p, int group, float (&sum)[kBatch / 8][4]) {
   constexpr int kAtOnce = kBatch / 8 < 4 ? kBatch / 8 : 4;
-  const int last = BlockOf(p, static_cast<int64_t>(tile + 1) * p.per_tile - 1);
+  const int last = PartOf<kBatch>(p, static_cast<int64_t>(group + 1) * p.per_tile - 1);
   const float absent = __uint_as_float(kAbsent);
-  for (int block = static_cast<int>(blockIdx.x) + 1; block <= last; ++block) {
-    float4* const from = PartialsOf<kBatch>(p, block);
+  for (int part = Part<kBatch>() + 1; part <= last; ++part) {
+    float4* const from = PartialsOf<kBatch>(p, part * Tile<kBatch>::kCluster + Rank<kBatch>());
 #pragma unroll
     for (int first = 0; first < kBatch / 8; first += kAtOnce) {
       float4 value[kAtOnce];
@@ -171,6 +192,16 @@ __device__ __forceinline__ void TakeSums(const KernelParams& p, int tile, float 
   __syncwarp();
 }
 
+// A warp has read a slot: for the blocks that fill it.
+template <int kBatch>
+__device__ __forceinline__ void Release(uint64_t* empty, int lane) {
+  if constexpr (Tile<kBatch>::kCluster == 1) {
+    if (lane == 0) Arrive(empty);
+  } else {
+    if (lane < Tile<kBatch>::kCluster) ArriveAt(empty, lane);
+  }
+}
+
 template <int kBatch>
 __global__ void __launch_bounds__(Tile<kBatch>::kThreads, 2) SkinnyKernel(const __grid_constant__ KernelParams p) {
   using T = Tile<kBatch>;
@@ -187,13 +218,18 @@ __global__ void __launch_bounds__(Tile<kBatch>::kThreads, 2) SkinnyKernel(const 
   if (thread == T::kWorkers) {
     for (int s = 0; s < p.stages; ++s) {
       InitBarrier(&full[s], 1);
-      InitBarrier(&empty[s], T::kWorkers / kWarp);
+      InitBarrier(&empty[s], T::kCluster * T::kWorkers / kWarp);
     }
     FenceBarrierInit();
     PrefetchMap(&p.weight);
     PrefetchMap(&p.x);
   }
-  __syncthreads();
+  if constexpr (T::kCluster > 1) {
+    ArriveAtCluster();
+    WaitForCluster();
+  } else {
+    __syncthreads();
+  }
   if (warp == T::kWorkers / kWarp) {
     if (lane == 0) Fetch<kBatch>(p, stages, full, empty);
     return;
@@ -211,17 +247,18 @@ __global__ void __launch_bounds__(Tile<kBatch>::kThreads, 2) SkinnyKernel(const 
     WorkersBarrier<T::kWorkers>();
   }
 
-  const int group = warp / 4;
+  const int warpgroup = warp / 4;
   Place at;
   at.t = lane % 4;
-  const int local = group * 64 + warp % 4 * 16 + lane / 4;  // of the tile's rows
+  const int local = warpgroup * 64 + warp % 4 * 16 + lane / 4;  // of the tile's rows
   at.second = local >= T::kRows / 2;
-  const int begin = PartBegin(p, static_cast<int>(blockIdx.x)), end = PartBegin(p, static_cast<int>(blockIdx.x) + 1);
+  const int begin = PartBegin<kBatch>(p, Part<kBatch>()), end = PartBegin<kBatch>(p, Part<kBatch>() + 1);
   int slot = 0, phase = 0;
   for (int stage = begin; stage < end;) {
-    at.tile = stage / p.per_tile;
+    const int group = stage / p.per_tile;
+    at.tile = group * T::kCluster + Rank<kBatch>();
     at.pair = at.tile * (T::kRows / 2) + local % (T::kRows / 2);
-    const int from = stage - at.tile * p.per_tile, to = min(p.per_tile, from + end - stage);
+    const int from = stage - group * p.per_tile, to = min(p.per_tile, from + end - stage);
     // Of many rows there is too much to hold meanwhile.
     constexpr bool kEarly = kBatch <= 16;
     const bool pairs = p.finish.glu || p.finish.turn;
@@ -231,7 +268,7 @@ __global__ void __launch_bounds__(Tile<kBatch>::kThreads, 2) SkinnyKernel(const 
     int read = -1;  // the slot that the products under way read
     for (int s = from; s < to; ++s) {
       WaitPhase(&full[slot], phase);
-      const char* const weights = stages + slot * T::kStageBytes + group * 64 * kDepth * 2;
+      const char* const weights = stages + slot * T::kStageBytes + warpgroup * 64 * kDepth * 2;
       const char* const x = stages + slot * T::kStageBytes + T::kBlocks * T::kWeightBytes;
       WarpgroupBegin();
 #pragma unroll
@@ -245,7 +282,7 @@ __global__ void __launch_bounds__(Tile<kBatch>::kThreads, 2) SkinnyKernel(const 
       WarpgroupCommit();
       if (read >= 0) {
         WarpgroupWait<1>();
-        if (lane == 0) Arrive(&empty[read]);
+        Release<kBatch>(&empty[read], lane);
       }
       read = slot;
       if (++slot == p.stages) {
@@ -255,14 +292,14 @@ __global__ void __launch_bounds__(Tile<kBatch>::kThreads, 2) SkinnyKernel(const 
     }
     WarpgroupWait<0>();
     HoldNarrowSums(sum);
-    if (lane == 0) Arrive(&empty[read]);
+    Release<kBatch>(&empty[read], lane);
     stage += to - from;
     if (from > 0) {
       GiveSums<kBatch>(p, sum);
       continue;
     }
     if (!kEarly && !pairs) LoadBefore<kBatch>(p.finish, at, before);
-    if (to < p.per_tile) TakeSums<kBatch>(p, at.tile, sum);
+    if (to < p.per_tile) TakeSums<kBatch>(p, group, sum);
     if (p.squares) {
 #pragma unroll
       for (int j = 0; j < kBatch / 8; ++j) {
@@ -275,6 +312,11 @@ __global__ void __launch_bounds__(Tile<kBatch>::kThreads, 2) SkinnyKernel(const 
     } else {
       StoreSums<kBatch, T::kWorkers>(p.finish, at, sum, before, shared.squares);
     }
+  }
+  if constexpr (T::kCluster > 1) {  // the other block may still arrive at this one's barriers
+    __syncwarp();
+    ArriveAtCluster();
+    WaitForCluster();
   }
 }
 
@@ -291,18 +333,19 @@ void Launch(Tile<kBatch>, const SkinnyParams& p, const SkinnySchedule& schedule,
   using T = Tile<kBatch>;
   KernelParams kernel;
   kernel.weight = MatrixMap(p.weight, p.n, p.k, p.k * 2, kBoxRows);
-  kernel.x = MatrixMap(p.x, p.m, p.k, p.m > 1 ? p.x_stride * 2 : p.k * 2, kBatch);
+  kernel.x = MatrixMap(p.x, p.m, p.k, p.m > 1 ? p.x_stride * 2 : p.k * 2, kBatch / T::kCluster);
   kernel.k = static_cast<int>(p.k);
   kernel.per_tile = static_cast<int>(CeilDiv(p.k, T::kBlocks * kDepth));
   kernel.stages = schedule.stages;
+  kernel.groups = static_cast<int>(CeilDiv(schedule.tiles, T::kCluster));
   kernel.whole = schedule.whole;
   kernel.squares = p.squares;
   kernel.parts = p.parts;
   kernel.eps = p.eps;
   kernel.finish = FinishOf(p, T::kRows);
   kernel.partials = static_cast<float4*>(p.partials);
-  LaunchKernelEarly(SkinnyKernel<kBatch>, static_cast<unsigned>(schedule.blocks), T::kThreads,
-                    schedule.stages * T::kStageBytes + kAlign, stream, kernel);
+  LaunchClustersEarly(SkinnyKernel<kBatch>, static_cast<unsigned>(schedule.blocks), T::kCluster, T::kThreads,
+                      schedule.stages * T::kStageBytes + kAlign, stream, kernel);
 }
 
 }  // namespace
@@ -325,12 +368,14 @@ SkinnySchedule ScheduleSkinny(const SkinnyParams& p) {
   return WithTile(p.m, [&](auto tile) {
     using T = decltype(tile);
     const int64_t tiles = CeilDiv(p.n, T::kRows), per_tile = CeilDiv(p.k, T::kBlocks * kDepth);
+    const int64_t groups = CeilDiv(tiles, T::kCluster);
     SkinnySchedule s;
     s.tiles = static_cast<int>(tiles);
     s.whole = T::kRows * p.k * 2 <= kWholeTile;
-    s.blocks = static_cast<int>(
-        std::min<int64_t>(p.multiprocessors, s.whole ? tiles : std::max<int64_t>(1, tiles * per_tile / kLeastPart)));
-    const int64_t most = s.whole ? CeilDiv(tiles, s.blocks) * per_tile : CeilDiv(tiles * per_tile, s.blocks);
+    const int64_t parts = std::min<int64_t>(p.multiprocessors / T::kCluster,
+                                            s.whole ? groups : std::max<int64_t>(1, groups * per_tile / kLeastPart));
+    s.blocks = static_cast<int>(parts) * T::kCluster;
+    const int64_t most = s.whole ? CeilDiv(groups, parts) * per_tile : CeilDiv(groups * per_tile, parts);
     const int shared = 2 * s.blocks > p.multiprocessors ? kSharedOfTwo : kSharedOfOne;
     s.stages = static_cast<int>(std::min<int64_t>({kMostStages, shared / T::kStageBytes, most}));
     return s;

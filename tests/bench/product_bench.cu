@@ -99,7 +99,7 @@ class Bench {
       return Time(p, [&](const SkinnyParams& q) { cuda::LaunchSkinny(q, s, stream_); });
     };
     const std::string name = std::to_string(m) + " rows, " + std::to_string(k) + " to " + std::to_string(n);
-    results_.push_back({name, time(chosen), peer, "cuBLAS", floor, 0.0, Words(chosen)});
+    Add({name, time(chosen), peer, "cuBLAS", floor, 0.0, Words(chosen)});
     if (!sweep_ || chosen.small) return;
     for (const int stages : {2, 3, 4, 5, 8}) {
       SkinnySchedule schedule = chosen;
@@ -159,8 +159,8 @@ class Bench {
     const double bytes = 2.0 * static_cast<double>(sizes[0] + sizes[1] + sizes[2] + sizes[3]);
     const std::string name = std::string(layer.name) + ", four products of a layer, " + std::to_string(m) + " rows";
     const double best = MicrosecondsInGraph(stream_, 1, 5, [&] { run(0, count); }) / count;
-    results_.push_back({name, best, 0.0, "", 1e6 * bytes / kBandwidth, 0.0,
-                        std::to_string(bytes / best / 1e6).substr(0, 5) + " TB/s"});
+    Add({name, best, 0.0, "", 1e6 * bytes / kBandwidth, 0.0,
+         std::to_string(bytes / best / 1e6).substr(0, 5) + " TB/s"});
     if (!sweep_) return;
     for (const int stages : {3, 4}) {
       const double t = MicrosecondsInGraph(stream_, 1, 5, [&] { run(stages, count); }) / count;
@@ -171,6 +171,12 @@ class Bench {
   const std::vector<ResultRow>& results() const { return results_; }
 
  private:
+  void Add(ResultRow row) {
+    std::printf("  %-56s %9.2f us, peer %9.2f, floor %8.2f  %s\n", row.name.c_str(), row.ours, row.peer, row.floor,
+                row.how.c_str());
+    results_.push_back(std::move(row));
+  }
+
   static constexpr int64_t kWeights = int64_t{3} << 29, kRows = int64_t{4} << 20, kOut = int64_t{16} << 20;
 
   SkinnyParams Params(int m, int64_t n, int64_t k) const {

@@ -25,23 +25,37 @@ void LaunchKernel(void (*kernel)(Params...), dim3 blocks, int threads, int share
   STILLHOUSE_CUDA_LAUNCHED();
 }
 
-// The same for a kernel that begins with WaitForPreviousKernel (device/async_copy.cuh): it is set up while the kernel
-// before it drains.
+// The same for a kernel that begins with WaitForPreviousKernel (device/async_copy.cuh), in clusters of blocks: it is
+// set up while the kernel before it drains.
 template <typename... Params, typename... Args>
-void LaunchKernelEarly(void (*kernel)(Params...), dim3 blocks, int threads, int shared_bytes, cudaStream_t stream,
-                       const Args&... args) {
+void LaunchClustersEarly(void (*kernel)(Params...), dim3 blocks, dim3 cluster, int threads, int shared_bytes,
+                         cudaStream_t stream, const Args&... args) {
   AllowShared(kernel, shared_bytes);
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+  const unsigned size = cluster.x * cluster.y * cluster.z;
+  if (size > 8) {
+    STILLHOUSE_CUDA_CHECK(
+        cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+  }
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = cluster.x;
+  attributes[1].val.clusterDim.y = cluster.y;
+  attributes[1].val.clusterDim.z = cluster.z;
   cudaLaunchConfig_t config = {};
   config.gridDim = blocks;
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
   config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = size > 1 ? 2 : 1;
   STILLHOUSE_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, Params(args)...));
+}
+template <typename... Params, typename... Args>
+void LaunchKernelEarly(void (*kernel)(Params...), dim3 blocks, int threads, int shared_bytes, cudaStream_t stream,
+                       const Args&... args) {
+  LaunchClustersEarly(kernel, blocks, dim3(1), threads, shared_bytes, stream, args...);
 }
 
 // Blocks of a kernel that one multiprocessor of the current device holds at once; at least 1.

@@ -121,7 +121,7 @@ __device__ __forceinline__ void StoreSums(const SkinnyFinish& p, const Place& at
   }
   WorkersBarrier<kWorkers>();
   const int r = static_cast<int>(threadIdx.x);
-  if (r < p.m) {
+  if (r < p.m && at.tile < p.tiles) {
     float total = 0.0f;
 #pragma unroll
     for (int w = 0; w < kWorkers / kWarp; ++w) total += squares[w][r];
