@@ -140,10 +140,15 @@ void NormQkvRope(Backend& backend, const NormQkvRopeArgs& args) {
   const QkvRopeParams turn = TurnOf(args.turn);
   STILLHOUSE_CHECK(product.out.f32() == turn.qkv && product.out.dim(0) == turn.rows && product.out.contiguous())
       << product.out.DebugString();
-  if (product.scaled.values && CanTurn(turn)) {
-    SkinnyParams p = SkinnyOf(backend, product.scaled, product.eps, product.weight);
-    p.rope = &turn;
-    if (RunSkinny(backend, p)) return;
+  if (CanTurn(turn) && turn.rows > 0 && turn.rows <= kSkinnyRows && IsBf16Product(backend, product.weight)) {
+    Tensor x = product.scaled.values;
+    if (!x) x = NormRows(backend, product.x, product.norm, product.eps, true);
+    if (x.dtype() == DType::kBF16) {
+      SkinnyParams p = product.scaled.values ? SkinnyOf(backend, product.scaled, product.eps, product.weight)
+                                             : SkinnyOf(backend, x, product.weight);
+      p.rope = &turn;
+      if (RunSkinny(backend, p)) return;
+    }
   }
   NormLinear(backend, product);
   LaunchQkvRope(turn, StreamOf(backend));

@@ -8,11 +8,11 @@
 
 namespace stillhouse::cuda {
 
-// Above 48 KiB a kernel must be allowed its shared memory first, once per device; the call is cheap, so it is made
-// every time.
+// Above 48 KiB, of which kernels declare up to 24 themselves, a kernel must be allowed its shared memory first, once per
+// device; the call is cheap, so it is made every time.
 template <typename... Params>
 void AllowShared(void (*kernel)(Params...), int shared_bytes) {
-  if (shared_bytes <= 48 * 1024) return;
+  if (shared_bytes <= 24 * 1024) return;
   STILLHOUSE_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                              cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
 }
