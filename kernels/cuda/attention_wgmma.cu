@@ -528,8 +528,9 @@ __global__ void __launch_bounds__(3 * kGroup, 1)
 template <int kInline>
 void Launch(const AttentionTensors& tensors, const AttentionItems& items, const AttentionMerging& merging, int blocks,
             cudaStream_t stream) {
-  LaunchClusters(AttentionWgmma<kInline>, static_cast<unsigned>(blocks), 3 * kGroup, kBytes, stream, items.cluster,
-                 tensors, items, merging, TablesOf<kInline>(items.inline_tables));
+  LaunchClustersEarly(AttentionWgmma<kInline>, static_cast<unsigned>(blocks),
+                      dim3(static_cast<unsigned>(items.cluster)), 3 * kGroup, kBytes, stream, tensors, items, merging,
+                      TablesOf<kInline>(items.inline_tables));
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include "kernels/cuda/attention_state.h"
 #include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/skinny_launch.h"
 
 namespace stillhouse::cuda {
 namespace {
@@ -34,7 +35,12 @@ Device::Device(int ordinal, cudaStream_t stream, CudaStorage storage, const cuda
       shared_bytes_per_block_(static_cast<int>(properties.sharedMemPerBlockOptin)),
       staging_(stream, kStagingBytes),
       attention_(std::make_unique<AttentionState>()),
-      pool_(pool) {}
+      pool_(pool) {
+  Use();
+  const size_t bytes = static_cast<size_t>(multiprocessors_ * kSkinnyPartials);
+  skinny_partials_ = pool_->Allocate(bytes);
+  STILLHOUSE_CUDA_CHECK(cudaMemsetAsync(skinny_partials_->data(), 0xff, bytes, stream_));
+}
 
 Device::~Device() {
   Use();

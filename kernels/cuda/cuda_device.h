@@ -69,6 +69,8 @@ class Device {
   int shared_bytes_per_block() const { return shared_bytes_per_block_; }
   PinnedRing& staging() { return staging_; }
   AttentionState& attention() { return *attention_; }
+  // What blocks of one product at a time leave for each other (skinny_launch.h).
+  void* skinny_partials() const { return skinny_partials_->data(); }
 
   // Runs body(handle) with the cuBLAS handle on the stream; a handle serves one thread at a time. Recordings have a
   // handle of their own, whose workspace stays where it is.
@@ -96,6 +98,7 @@ class Device {
   PinnedRing staging_;
   std::unique_ptr<AttentionState> attention_;
   BufferPool* pool_;
+  std::shared_ptr<Buffer> skinny_partials_;
   std::mutex cublas_mutex_;
   CublasState cublas_, recording_cublas_;
 };

@@ -2,31 +2,18 @@
 #include "kernels/ops/fused.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_kernels.h"
 #include "kernels/cuda/fused_launch.h"
 #include "kernels/cuda/rows.h"
-#include "kernels/cuda/skinny_launch.h"
+#include "kernels/cuda/skinny.h"
 #include "kernels/ops/elementwise.h"
 #include "kernels/ops/norm.h"
 
 namespace stillhouse::cuda {
 namespace {
-
-SkinnyParams Normed(Backend& backend, const Tensor& x, const Tensor& norm, float eps, const Tensor& weight) {
-  SkinnyParams p;
-  p.weight = weight.raw();
-  p.n = weight.dim(0);
-  p.k = weight.dim(1);
-  p.x = x.f32();
-  p.x_stride = x.stride(0);
-  p.m = static_cast<int>(std::min<int64_t>(x.dim(0), kSkinnyRows + 1));
-  p.norm = VectorOf(norm, p.k);
-  p.eps = eps;
-  p.multiprocessors = DeviceOf(backend).multiprocessors();
-  return p;
-}
 
 // The rows as the product takes them: f32, or bf16 at once.
 Tensor NormRows(Backend& backend, const Tensor& x, const Tensor& norm, float eps, bool bf16) {
@@ -40,68 +27,7 @@ Tensor NormRows(Backend& backend, const Tensor& x, const Tensor& norm, float eps
   return out;
 }
 
-}  // namespace
-
-void NormLinear(Backend& backend, const NormLinearArgs& args) {
-  CheckMatrix(args.x, args.x.dim(0), args.weight.dim(1));
-  CheckMatrix(args.out, args.x.dim(0), args.weight.dim(0));
-  if (args.x.dim(0) == 0) return;
-  const bool bf16 = IsBf16Product(backend, args.weight);
-  if (bf16) {
-    SkinnyParams p = Normed(backend, args.x, args.norm, args.eps, args.weight);
-    p.out = args.out.f32();
-    p.out_stride = args.out.stride(0);
-    if (SkinnyPays(p) && CanSkinny(p)) return LaunchSkinny(p, StreamOf(backend));
-  }
-  LinearInto(backend, NormRows(backend, args.x, args.norm, args.eps, bf16), args.weight, Tensor(), args.out);
-}
-
-void LinearAdd(Backend& backend, const LinearAddArgs& args) {
-  LinearInto(backend, args.x, args.weight, Tensor(), args.residual, /*add=*/true);
-}
-
-void NormSwiGlu(Backend& backend, const NormSwiGluArgs& args) {
-  const Context ctx{&backend};
-  const int64_t rows = args.x.dim(0), ffn = args.gate_up.dim(0) / 2;
-  CheckMatrix(args.x, rows, args.gate_up.dim(1));
-  const bool bf16 = IsBf16Product(backend, args.gate_up) && ffn % 4 == 0;
-  if (!bf16) {
-    const Tensor both = ctx.EmptyF32({rows, 2 * ffn});
-    LinearInto(backend, NormRows(backend, args.x, args.norm, args.eps, false), args.gate_up, Tensor(), both);
-    *args.out = SwiGlu(ctx, both.Slice(1, 0, ffn), both.Slice(1, ffn, 2 * ffn));
-    return;
-  }
-  *args.out = ctx.Empty(DType::kBF16, {rows, ffn});
-  if (rows == 0) return;
-  SkinnyParams p = Normed(backend, args.x, args.norm, args.eps, args.gate_up);
-  p.glu = args.out->raw();
-  if (CanSkinny(p)) return LaunchSkinny(p, StreamOf(backend));
-  const Tensor x = NormRows(backend, args.x, args.norm, args.eps, true);
-  p.norm = nullptr;
-  p.x = x.raw();
-  p.x_bf16 = x.dtype() == DType::kBF16;
-  p.x_stride = x.stride(0);
-  if (CanSkinny(p)) return LaunchSkinny(p, StreamOf(backend));
-  const Tensor both = ctx.EmptyF32({rows, 2 * ffn});
-  LinearInto(backend, x, args.gate_up, Tensor(), both);
-  LaunchSwiGluToBf16(both.f32(), rows, ffn, args.out->raw(), StreamOf(backend));
-}
-
-void RopeAngles(Backend& backend, const RopeAnglesArgs& args) {
-  RopeAnglesParams p;
-  p.rows = args.positions.elements();
-  p.pairs = static_cast<int>(args.config->inv_freq.size());
-  STILLHOUSE_CHECK(p.pairs <= kMaxAnglePairs) << "rotary pairs: " << p.pairs;
-  CheckMatrix(args.out, p.rows, 2 * p.pairs);
-  STILLHOUSE_CHECK(args.out.contiguous() && args.positions.contiguous());
-  p.positions = args.positions.i32();
-  p.out = args.out.f32();
-  p.scale = args.config->attention_scale;
-  std::copy(args.config->inv_freq.begin(), args.config->inv_freq.end(), p.inv_freq);
-  LaunchRopeAngles(p, StreamOf(backend));
-}
-
-void QkvRope(Backend& backend, const QkvRopeArgs& args) {
+QkvRopeParams TurnOf(const QkvRopeArgs& args) {
   STILLHOUSE_CHECK(args.qkv.rank() == 3 && args.qkv.contiguous() && args.qkv.dim(1) == args.heads + 2 * args.kv_heads)
       << args.qkv.DebugString();
   QkvRopeParams p;
@@ -125,7 +51,107 @@ void QkvRope(Backend& backend, const QkvRopeArgs& args) {
     p.head_stride = args.rows->head_stride;
     p.kv_bf16 = args.rows->dtype == DType::kBF16;
   }
-  LaunchQkvRope(p, StreamOf(backend));
+  return p;
+}
+
+}  // namespace
+
+void NormLinear(Backend& backend, const NormLinearArgs& args) {
+  CheckMatrix(args.x, args.x.dim(0), args.weight.dim(1));
+  CheckMatrix(args.out, args.x.dim(0), args.weight.dim(0));
+  if (args.x.dim(0) == 0) return;
+  if (args.scaled.values) {
+    SkinnyParams p = SkinnyOf(backend, args.scaled, args.eps, args.weight);
+    p.out = args.out.f32();
+    p.out_stride = args.out.stride(0);
+    if (RunSkinny(backend, p)) return;
+  }
+  const bool bf16 = IsBf16Product(backend, args.weight);
+  LinearInto(backend, NormRows(backend, args.x, args.norm, args.eps, bf16), args.weight, Tensor(), args.out);
+}
+
+void LinearAdd(Backend& backend, const LinearAddArgs& args) {
+  const int64_t rows = args.x.dim(0), n = args.weight.dim(0);
+  if (args.scaled && IsBf16Product(backend, args.weight) && args.x.dtype() == DType::kBF16 && rows > 0 &&
+      rows <= kSkinnyRows) {
+    CheckMatrix(args.x, rows, args.weight.dim(1));
+    CheckMatrix(args.residual, rows, n);
+    SkinnyParams p = SkinnyOf(backend, args.x, args.weight);
+    ScaledRows scaled;
+    scaled.values = Tensor::Empty(backend.pool(), DType::kBF16, {rows, n});
+    p.out = args.residual.f32();
+    p.out_stride = args.residual.stride(0);
+    p.add = true;
+    p.next_norm = VectorOf(args.next_norm, n);
+    p.scaled = scaled.values.raw();
+    scaled.squares = Tensor::Empty(backend.pool(), DType::kF32, {rows, ScheduleSkinny(p).tiles});
+    p.squares_out = scaled.squares.f32();
+    if (RunSkinny(backend, p)) {
+      *args.scaled = std::move(scaled);
+      return;
+    }
+  }
+  LinearInto(backend, args.x, args.weight, Tensor(), args.residual, /*add=*/true);
+}
+
+void NormSwiGlu(Backend& backend, const NormSwiGluArgs& args) {
+  const Context ctx{&backend};
+  const int64_t rows = args.x.dim(0), ffn = args.gate_up.dim(0) / 2;
+  CheckMatrix(args.x, rows, args.gate_up.dim(1));
+  const bool bf16 = IsBf16Product(backend, args.gate_up) && ffn % 4 == 0;
+  if (!bf16) {
+    const Tensor both = ctx.EmptyF32({rows, 2 * ffn});
+    LinearInto(backend, NormRows(backend, args.x, args.norm, args.eps, false), args.gate_up, Tensor(), both);
+    *args.out = SwiGlu(ctx, both.Slice(1, 0, ffn), both.Slice(1, ffn, 2 * ffn));
+    return;
+  }
+  *args.out = ctx.Empty(DType::kBF16, {rows, ffn});
+  if (rows == 0) return;
+  const auto run = [&](SkinnyParams p) {
+    p.glu = args.out->raw();
+    return RunSkinny(backend, p);
+  };
+  if (args.scaled.values && run(SkinnyOf(backend, args.scaled, args.eps, args.gate_up))) return;
+  const Tensor x = NormRows(backend, args.x, args.norm, args.eps, true);
+  if (x.dtype() == DType::kBF16 && run(SkinnyOf(backend, x, args.gate_up))) return;
+  const Tensor both = ctx.EmptyF32({rows, 2 * ffn});
+  LinearInto(backend, x, args.gate_up, Tensor(), both);
+  LaunchSwiGluToBf16(both.f32(), rows, ffn, args.out->raw(), StreamOf(backend));
+}
+
+void RopeAngles(Backend& backend, const RopeAnglesArgs& args) {
+  RopeAnglesParams p;
+  p.rows = args.positions.elements();
+  p.pairs = static_cast<int>(args.config->inv_freq.size());
+  STILLHOUSE_CHECK(p.pairs <= kMaxAnglePairs) << "rotary pairs: " << p.pairs;
+  CheckMatrix(args.out, p.rows, 2 * p.pairs);
+  STILLHOUSE_CHECK(args.out.contiguous() && args.positions.contiguous());
+  p.positions = args.positions.i32();
+  p.out = args.out.f32();
+  p.scale = args.config->attention_scale;
+  std::copy(args.config->inv_freq.begin(), args.config->inv_freq.end(), p.inv_freq);
+  LaunchRopeAngles(p, StreamOf(backend));
+}
+
+void QkvRope(Backend& backend, const QkvRopeArgs& args) { LaunchQkvRope(TurnOf(args), StreamOf(backend)); }
+
+void NormQkvRope(Backend& backend, const NormQkvRopeArgs& args) {
+  const NormLinearArgs& product = args.product;
+  const QkvRopeParams turn = TurnOf(args.turn);
+  STILLHOUSE_CHECK(product.out.f32() == turn.qkv && product.out.dim(0) == turn.rows && product.out.contiguous())
+      << product.out.DebugString();
+  if (CanTurn(turn) && turn.rows > 0 && turn.rows <= kSkinnyRows && IsBf16Product(backend, product.weight)) {
+    Tensor x = product.scaled.values;
+    if (!x) x = NormRows(backend, product.x, product.norm, product.eps, true);
+    if (x.dtype() == DType::kBF16) {
+      SkinnyParams p = product.scaled.values ? SkinnyOf(backend, product.scaled, product.eps, product.weight)
+                                             : SkinnyOf(backend, x, product.weight);
+      p.rope = &turn;
+      if (RunSkinny(backend, p)) return;
+    }
+  }
+  NormLinear(backend, product);
+  LaunchQkvRope(turn, StreamOf(backend));
 }
 
 const FusedKernels& Fused() {
@@ -134,6 +160,7 @@ const FusedKernels& Fused() {
                                   .NormSwiGlu = NormSwiGlu,
                                   .RopeAngles = RopeAngles,
                                   .QkvRope = QkvRope,
+                                  .NormQkvRope = NormQkvRope,
                                   .PlanAttentionStep = PlanAttentionStep,
                                   .AttentionStepTables = AttentionStepTables,
                                   .AttentionOfStep = AttentionOfStep,

@@ -7,7 +7,7 @@
 #include "kernels/cuda/matmul_launch.h"
 #include "kernels/cuda/quant_launch.h"
 #include "kernels/cuda/rows.h"
-#include "kernels/cuda/skinny_launch.h"
+#include "kernels/cuda/skinny.h"
 
 namespace stillhouse::cuda {
 namespace {
@@ -87,25 +87,6 @@ void ForWeightRows(Backend& backend, const Tensor& weight, bool bf16, const Body
   }
 }
 
-// The product by the kernel for few rows, where it suits.
-bool RunSkinny(Backend& backend, const Tensor& x, const Tensor& weight, const Tensor& out, bool add) {
-  SkinnyParams p;
-  p.weight = weight.raw();
-  p.n = weight.dim(0);
-  p.k = weight.dim(1);
-  p.x = x.raw();
-  p.x_bf16 = x.dtype() == DType::kBF16;
-  p.x_stride = RowStride(x);
-  p.m = static_cast<int>(std::min<int64_t>(x.dim(0), kSkinnyRows + 1));
-  p.out = out.f32();
-  p.out_stride = RowStride(out);
-  p.add = add;
-  p.multiprocessors = DeviceOf(backend).multiprocessors();
-  if (!SkinnyPays(p) || !CanSkinny(p)) return false;
-  LaunchSkinny(p, StreamOf(backend));
-  return true;
-}
-
 // Rows in the type of the product; `rounded` keeps the scratch alive.
 Operand RowsOperand(Backend& backend, const Tensor& t, bool bf16, Tensor* rounded) {
   if (!bf16 || t.dtype() == DType::kBF16) return {t.raw(), RowStride(t)};
@@ -134,9 +115,15 @@ void LinearInto(Backend& backend, const Tensor& x, const Tensor& weight, const T
   }
   const bool bf16 = IsBf16Product(backend, weight);
   STILLHOUSE_CHECK(bf16 || x.dtype() == DType::kF32) << x.DebugString();
-  if (bf16 && !bias && RunSkinny(backend, x, weight, out, add)) return;
   Tensor rounded;
   const Operand rows = RowsOperand(backend, x, bf16, &rounded);
+  if (bf16) {
+    SkinnyParams p = SkinnyOf(backend, rounded ? rounded : x, weight);
+    p.out = out.f32();
+    p.out_stride = RowStride(out);
+    p.add = bias || add;
+    if (RunSkinny(backend, p)) return;
+  }
   ForWeightRows(backend, weight, bf16, [&](int64_t begin, int64_t count, const void* data) {
     Run(backend, {.m = count,
                   .n = m,

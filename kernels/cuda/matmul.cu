@@ -1,6 +1,8 @@
 #include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/device/dtype.cuh"
 #include "kernels/cuda/device/grid.cuh"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/reduce.cuh"
 #include "kernels/cuda/matmul_launch.h"
 
@@ -35,6 +37,8 @@ __global__ void __launch_bounds__(kWarp* kSumLanes)
 
 __global__ void __launch_bounds__(kThreads)
     RoundRowsKernel(const float* x, int64_t x_stride, int64_t rows, int64_t width, __nv_bfloat16* out) {
+  LetNextKernelStart();
+  WaitForPreviousKernel();
   const int64_t elements = rows * width, step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < elements; i += step) {
     const int64_t r = i / width;
@@ -45,6 +49,8 @@ __global__ void __launch_bounds__(kThreads)
 // Four at a time where rows and their distance allow it.
 __global__ void __launch_bounds__(kThreads)
     RoundVectorsKernel(const float* x, int64_t x_stride, int64_t rows, int64_t width, __nv_bfloat16* out) {
+  LetNextKernelStart();
+  WaitForPreviousKernel();
   const int64_t per_row = width / 4, vectors = rows * per_row, step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < vectors; i += step) {
     const int64_t r = i / per_row, c = 4 * (i - r * per_row);
@@ -77,11 +83,11 @@ void LaunchRoundRows(const float* x, int64_t x_stride, int64_t rows, int64_t wid
   if (elements == 0) return;
   auto* out = static_cast<__nv_bfloat16*>(bf16);
   if (width % 4 == 0 && Aligned16(x, x_stride * static_cast<int64_t>(sizeof(float))) && Aligned16(out)) {
-    RoundVectorsKernel<<<GridFor(elements / 4, kThreads), kThreads, 0, stream>>>(x, x_stride, rows, width, out);
+    LaunchKernelEarly(RoundVectorsKernel, GridFor(elements / 4, kThreads), kThreads, 0, stream, x, x_stride, rows,
+                      width, out);
   } else {
-    RoundRowsKernel<<<GridFor(elements, kThreads), kThreads, 0, stream>>>(x, x_stride, rows, width, out);
+    LaunchKernelEarly(RoundRowsKernel, GridFor(elements, kThreads), kThreads, 0, stream, x, x_stride, rows, width, out);
   }
-  STILLHOUSE_CUDA_LAUNCHED();
 }
 
 }  // namespace stillhouse::cuda

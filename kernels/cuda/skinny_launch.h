@@ -1,5 +1,4 @@
-// Products of a few rows with a large bf16 weight: what a decode step of a small batch does, bound by reading the
-// weight once.
+// Products of a few rows with a large bf16 weight: what a decode step does, bound by reading the weight once.
 #ifndef STILLHOUSE_KERNELS_CUDA_SKINNY_LAUNCH_H_
 #define STILLHOUSE_KERNELS_CUDA_SKINNY_LAUNCH_H_
 
@@ -7,39 +6,65 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/fused_launch.h"
+
 namespace stillhouse::cuda {
 
-inline constexpr int kSkinnyRows = 16;     // of x, at most
-inline constexpr int kSkinnyNormRows = 2;  // where x is normalised on the way
-inline constexpr int kSkinnyTile = 16;     // outputs of a block
-inline constexpr int kSkinnyChunk = 64;    // elements of K that a warp takes at a time
+inline constexpr int kSkinnyRows = 64;  // of x, at most
+inline constexpr int64_t kSkinnyPartials = 128 * kSkinnyRows * 4;
 
-// out[r, n] (+)= Σ_k x[r, k] · weight[n, k]; x rounded to bf16, sums in fp32 in a fixed order. With `norm`, x is
-// RMS-normalised first (its rounding comes before the division by the row's length). With `glu`, the weight's first
-// half gives gates and its second half what they multiply: glu[r, n] = bf16(silu(gate) · up), and there is no `out`.
+// y[r, n] = Σ_k x[r, k] · weight[n, k], sums in fp32 in a fixed order. One of these becomes of it:
+//   out = y, or out += y (`add`);
+//   with `glu`, the weight's first half gives gates and its second half what they multiply:
+//     glu[r, n] = bf16(silu(gate) · up);
+//   with `rope`, y are heads of queries, keys and values: turned into out, keys and values also to their places.
 struct SkinnyParams {
   const void* weight = nullptr;  // bf16 [n, k]
   int64_t n = 0, k = 0;
-  const void* x = nullptr;  // f32, or bf16 where x_bf16
-  bool x_bf16 = false;
-  int64_t x_stride = 0;  // elements
+  const void* x = nullptr;  // bf16
+  int64_t x_stride = 0;     // elements
   int m = 0;
-  const float* norm = nullptr;  // [k]
+  // Where x has still to be divided by its rows' root mean squares: f32 [m, parts], whose sums are Σ x².
+  const float* squares = nullptr;
+  int parts = 0;
   float eps = 0.0f;
+
   float* out = nullptr;
   int64_t out_stride = 0;
   bool add = false;
-  void* glu = nullptr;        // bf16 [m, n / 2], contiguous
-  int multiprocessors = 132;  // of the GPU
+  // With `add`: what the sums become for the next product, scaled[r, n] = bf16(out · next_norm), and squares_out [m,
+  // the schedule's tiles] of out.
+  const float* next_norm = nullptr;
+  void* scaled = nullptr;
+  float* squares_out = nullptr;
+
+  void* glu = nullptr;                  // bf16 [m, n / 2], contiguous
+  const QkvRopeParams* rope = nullptr;  // qkv is `out`, contiguous; no norms; CanTurn
+
+  // kSkinnyPartials bytes for each multiprocessor, all bits set, as they are again when the kernel ends.
+  void* partials = nullptr;
+  int multiprocessors = 132;
 };
 
 // Whether the shapes and addresses suit the kernel.
 bool CanSkinny(const SkinnyParams& params);
-// Whether it is also the faster way, as measured on an H200 beside cuBLAS: always with gates, whose two passes it
-// saves; else up to about 26 million weights and 8192 outputs (K 4096, N 4096: 11.1 µs to 12.6, N 6144: 16.0 to 16.3; K
-// 576, N 576: 1.7 to 3.1). Its copies are too small for the largest: K 4096, N 128256 takes 308 µs to cuBLAS's 240.
-inline bool SkinnyPays(const SkinnyParams& p) { return p.glu || (p.n <= 8192 && p.n * p.k <= int64_t{26} << 20); }
-void LaunchSkinny(const SkinnyParams& params, cudaStream_t stream);
+// Whether rotations are of a kind that the product's end can do.
+bool CanTurn(const QkvRopeParams& params);
+
+// How the work is shared: `small` products by a block for each tile of kSmallSkinnyRows rows of the weight, which lie
+// in its shared memory as a whole; else each of `blocks` (at most one for each multiprocessor) takes an equal part of
+// all tiles' stages (whole tiles where `whole`), with `stages` of them in its ring.
+struct SkinnySchedule {
+  int tiles = 0, blocks = 0, stages = 0;
+  bool whole = false, small = false;
+};
+SkinnySchedule ScheduleSkinny(const SkinnyParams& params);
+void LaunchSkinny(const SkinnyParams& params, const SkinnySchedule& schedule, cudaStream_t stream);
+
+// skinny_small.cu.
+inline constexpr int kSmallSkinnyRows = 32;
+bool CanSmallSkinny(const SkinnyParams& params);
+void LaunchSmallSkinny(const SkinnyParams& params, cudaStream_t stream);
 
 }  // namespace stillhouse::cuda
 

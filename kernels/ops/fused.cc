@@ -13,26 +13,30 @@ const FusedKernels& Backend::fused() const {
   return none;
 }
 
-Tensor NormLinear(const Context& ctx, const Tensor& x, const Tensor& norm, float eps, const Tensor& weight) {
+Tensor NormLinear(const Context& ctx, const Tensor& x, const Tensor& norm, float eps, const Tensor& weight,
+                  const ScaledRows& scaled) {
   const FusedKernels& fused = ctx.backend->fused();
   if (ctx.tape || !fused.NormLinear) return Linear(ctx, RmsNorm(ctx, x, norm, eps), weight);
   const Tensor out = ctx.EmptyF32({x.dim(0), weight.dim(0)});
-  fused.NormLinear(*ctx.backend, {x, norm, weight, out, eps});
+  fused.NormLinear(*ctx.backend, {x, norm, weight, out, eps, scaled});
   return out;
 }
 
-Tensor LinearAdd(const Context& ctx, const Tensor& x, const Tensor& weight, const Tensor& residual) {
+Tensor LinearAdd(const Context& ctx, const Tensor& x, const Tensor& weight, const Tensor& residual,
+                 const Tensor& next_norm, ScaledRows* scaled) {
+  if (scaled) *scaled = {};
   const FusedKernels& fused = ctx.backend->fused();
   if (ctx.tape || !fused.LinearAdd) return Add(ctx, residual, Linear(ctx, x, weight));
-  fused.LinearAdd(*ctx.backend, {x, weight, residual});
+  fused.LinearAdd(*ctx.backend, {x, weight, residual, next_norm, scaled});
   return residual;
 }
 
-Tensor NormSwiGlu(const Context& ctx, const Tensor& x, const Tensor& norm, float eps, const Tensor& gate_up) {
+Tensor NormSwiGlu(const Context& ctx, const Tensor& x, const Tensor& norm, float eps, const Tensor& gate_up,
+                  const ScaledRows& scaled) {
   const FusedKernels& fused = ctx.backend->fused();
   Tensor out;
   if (!ctx.tape && fused.NormSwiGlu) {
-    fused.NormSwiGlu(*ctx.backend, {x, norm, gate_up, eps, &out});
+    fused.NormSwiGlu(*ctx.backend, {x, norm, gate_up, eps, scaled, &out});
     return out;
   }
   const int64_t ffn = gate_up.dim(0) / 2;

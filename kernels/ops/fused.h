@@ -14,27 +14,41 @@
 
 namespace stillhouse {
 
-// Linear(RmsNorm(x, norm, eps), weight): [R, N] f32.
+// What a kernel may leave of a sum beside it, for the norm that follows: rows times the norm's weight, still to be
+// divided by their root mean squares. Empty where it did not.
+struct ScaledRows {
+  Tensor values;   // bf16 [R, K]
+  Tensor squares;  // f32 [R, parts], whose sums are Σ x²
+};
+
+// Linear(RmsNorm(x, norm, eps), weight): [R, N] f32. `scaled`, where there is one, is of the same x and norm.
 struct NormLinearArgs {
   Tensor x, norm, weight, out;
   float eps = 1e-5f;
+  ScaledRows scaled;
 };
-Tensor NormLinear(const Context& ctx, const Tensor& x, const Tensor& norm, float eps, const Tensor& weight);
+Tensor NormLinear(const Context& ctx, const Tensor& x, const Tensor& norm, float eps, const Tensor& weight,
+                  const ScaledRows& scaled = {});
 
 // residual + Linear(x, weight); without a tape the sum may be made in `residual`, which is then the result. x may be
-// what NormSwiGlu and attention give: f32, or bf16 where the product is one of bf16.
+// what NormSwiGlu and attention give: f32, or bf16 where the product is one of bf16. With the norm that the sum goes
+// into next, `scaled` may be left for it.
 struct LinearAddArgs {
-  Tensor x, weight, residual;
+  Tensor x, weight, residual, next_norm;
+  ScaledRows* scaled = nullptr;
 };
-Tensor LinearAdd(const Context& ctx, const Tensor& x, const Tensor& weight, const Tensor& residual);
+Tensor LinearAdd(const Context& ctx, const Tensor& x, const Tensor& weight, const Tensor& residual,
+                 const Tensor& next_norm = Tensor(), ScaledRows* scaled = nullptr);
 
 // SwiGlu of the halves of Linear(RmsNorm(x, norm, eps), gate_up): [R, ffn]. For LinearAdd only: a kernel may give bf16.
 struct NormSwiGluArgs {
   Tensor x, norm, gate_up;
   float eps = 1e-5f;
+  ScaledRows scaled;
   Tensor* out = nullptr;
 };
-Tensor NormSwiGlu(const Context& ctx, const Tensor& x, const Tensor& norm, float eps, const Tensor& gate_up);
+Tensor NormSwiGlu(const Context& ctx, const Tensor& x, const Tensor& norm, float eps, const Tensor& gate_up,
+                  const ScaledRows& scaled = {});
 
 // Where the new rows of a pass go: pages of [layers, 2, kv_heads, slots, d], keys first.
 struct KvRows {
@@ -54,6 +68,12 @@ struct QkvRopeArgs {
   bool interleaved = false;
   const KvRows* rows = nullptr;  // or null
   int64_t layer = 0;
+};
+
+// NormLinear, whose `out` is turn.qkv as a matrix, then QkvRope.
+struct NormQkvRopeArgs {
+  NormLinearArgs product;
+  QkvRopeArgs turn;
 };
 
 // cos and sin of every pair of every row, times config.attention_scale: what Rope computes for each layer anew.
@@ -136,6 +156,7 @@ struct FusedKernels {
 
   void (*RopeAngles)(Backend&, const RopeAnglesArgs&) = nullptr;
   void (*QkvRope)(Backend&, const QkvRopeArgs&) = nullptr;
+  void (*NormQkvRope)(Backend&, const NormQkvRopeArgs&) = nullptr;
   void (*PlanAttentionStep)(Backend&, const PlanAttentionStepArgs&) = nullptr;
   void (*AttentionStepTables)(Backend&, const AttentionStepTablesArgs&) = nullptr;
   void (*AttentionOfStep)(Backend&, const AttentionOfStepArgs&) = nullptr;

@@ -90,24 +90,26 @@ Qkv ProjectQkv(const Context& ctx, const Pass& pass, const LayerWeights& w, cons
 }
 
 // The same in place of one product, for inference: rows that are kept go to their pages on the way.
-Qkv FusedQkv(const Context& ctx, const Pass& pass, int64_t layer, const LayerWeights& w, const Tensor& residual) {
+Qkv FusedQkv(const Context& ctx, const Pass& pass, int64_t layer, const LayerWeights& w, const Tensor& residual,
+             const ScaledRows& scaled) {
   const ModelConfig& c = pass.weights.config;
-  const Tensor all = NormLinear(ctx, residual, w.attn_norm, c.norm_eps, w.qkv)
-                         .Reshape({residual.dim(0), c.heads + 2 * c.kv_heads, c.head_dim});
+  const Tensor product = ctx.EmptyF32({residual.dim(0), w.qkv.dim(0)});
+  const Tensor all = product.Reshape({residual.dim(0), c.heads + 2 * c.kv_heads, c.head_dim});
   QkvRopeArgs args{all, c.heads, c.kv_heads, w.q_norm, w.k_norm, c.norm_eps, pass.angles};
   args.interleaved = c.rope.layout == RopeLayout::kInterleaved;
   args.rows = &pass.inputs.kv;
   args.layer = layer;
-  ctx.backend->fused().QkvRope(*ctx.backend, args);
+  ctx.backend->fused().NormQkvRope(*ctx.backend, {{residual, w.attn_norm, w.qkv, product, c.norm_eps, scaled}, args});
   return {all.Slice(1, 0, c.heads), all.Slice(1, c.heads, c.heads + c.kv_heads),
           all.Slice(1, c.heads + c.kv_heads, c.heads + 2 * c.kv_heads)};
 }
 
 bool CanFuseQkv(const LayerWeights& w) { return w.qkv && !w.q_bias && !w.k_bias && !w.v_bias; }
 
-Tensor FeedForward(const Context& ctx, const Pass& pass, const LayerWeights& w, const Tensor& residual) {
+Tensor FeedForward(const Context& ctx, const Pass& pass, const LayerWeights& w, const Tensor& residual,
+                   const ScaledRows& scaled) {
   const float eps = pass.weights.config.norm_eps;
-  if (w.gate_up) return NormSwiGlu(ctx, residual, w.ffn_norm, eps, w.gate_up);
+  if (w.gate_up) return NormSwiGlu(ctx, residual, w.ffn_norm, eps, w.gate_up, scaled);
   const Tensor x = RmsNorm(ctx, residual, w.ffn_norm, eps);
   return SwiGlu(ctx, Linear(ctx, x, w.gate), Linear(ctx, x, w.up));
 }
@@ -132,13 +134,14 @@ Tensor Attend(const Context& ctx, const Pass& pass, int64_t layer, const LayerWe
   return args.out;
 }
 
-// One layer: residual in, residual out. In the last layer only the output rows go on past attention.
-Tensor RunLayer(const Context& ctx, const Pass& pass, int64_t layer, Tensor residual) {
+// One layer: residual in, residual out. In the last layer only the output rows go on past attention. `scaled` is what
+// the layer before left for this one's first norm, and becomes what this one leaves for the next.
+Tensor RunLayer(const Context& ctx, const Pass& pass, int64_t layer, Tensor residual, ScaledRows* scaled) {
   const ModelConfig& c = pass.weights.config;
   const LayerWeights& w = pass.weights.layers[static_cast<size_t>(layer)];
   const int64_t rows = residual.dim(0);
   const bool fused = pass.angles && CanFuseQkv(w);
-  const Qkv qkv = fused ? FusedQkv(ctx, pass, layer, w, residual)
+  const Qkv qkv = fused ? FusedQkv(ctx, pass, layer, w, residual, *scaled)
                         : ProjectQkv(ctx, pass, w, RmsNorm(ctx, residual, w.attn_norm, c.norm_eps));
   if (pass.options.observe_queries) pass.options.observe_queries(layer, qkv.q);
   Tensor attended = Attend(ctx, pass, layer, w, qkv).Reshape({rows, c.heads * c.head_dim});
@@ -153,8 +156,14 @@ Tensor RunLayer(const Context& ctx, const Pass& pass, int64_t layer, Tensor resi
     attended = GatherRows(ctx, attended, pass.inputs.output_rows);
     residual = GatherRows(ctx, residual, pass.inputs.output_rows);
   }
-  residual = LinearAdd(ctx, attended, w.o, residual);
-  return LinearAdd(ctx, FeedForward(ctx, pass, w, residual), w.down, residual);
+  ScaledRows for_ffn;
+  residual = LinearAdd(ctx, attended, w.o, residual, w.ffn_norm, w.gate_up ? &for_ffn : nullptr);
+  const Tensor fed = FeedForward(ctx, pass, w, residual, for_ffn);
+  const LayerWeights* const next =
+      layer + 1 < c.layers ? &pass.weights.layers[static_cast<size_t>(layer) + 1] : nullptr;
+  const bool fuses_next = next && pass.angles && CanFuseQkv(*next);
+  *scaled = {};
+  return LinearAdd(ctx, fed, w.down, residual, fuses_next ? next->attn_norm : Tensor(), fuses_next ? scaled : nullptr);
 }
 
 // What the pass needs beside its inputs, from kernels that the layers share.
@@ -246,7 +255,8 @@ std::vector<int64_t> KvPlaces(const Batch& batch) {
 namespace {
 
 Tensor RunLayers(const Context& ctx, const Pass& pass, Tensor x) {
-  for (int64_t layer = 0; layer < pass.weights.config.layers; ++layer) x = RunLayer(ctx, pass, layer, x);
+  ScaledRows scaled;
+  for (int64_t layer = 0; layer < pass.weights.config.layers; ++layer) x = RunLayer(ctx, pass, layer, x, &scaled);
   return x;
 }
 
@@ -333,7 +343,8 @@ ForwardResult Forward(const Context& ctx, const Weights& weights, const Batch& b
           // The pass is copied: the closure runs again in the backward pass, when this frame is gone. Weights, batch
           // and options outlive the tape.
           [pass, layer](const Context& inner, const std::vector<Tensor>& inputs) {
-            return std::vector<Tensor>{RunLayer(inner, pass, layer, inputs[0])};
+            ScaledRows none;
+            return std::vector<Tensor>{RunLayer(inner, pass, layer, inputs[0], &none)};
           },
           {x}, watched[static_cast<size_t>(layer)])[0];
     }

@@ -110,6 +110,100 @@ TEST_P(Fused, ProductsAreTheirCompositions) {
   }
 }
 
+TEST_P(Fused, LinearIsItsSumInFp64) {
+  const Device device = MakeDevice(GetParam());
+  if (!device.ctx.backend) GTEST_SKIP() << "no bf16 storage here";
+  const Context& ctx = device.ctx;
+  uint64_t seed = 100;
+  constexpr std::array<std::array<int64_t, 2>, 7> kSizes = {
+      {{576, 960}, {1536, 576}, {4096, 200}, {14336, 64}, {72, 40}, {8, 3}, {2304, 1000}}};
+  for (const auto& [k, n] : kSizes) {
+    const Tensor w = Weight(ctx, n, k, GetParam(), seed++), bias = Values(ctx, {n}, seed++);
+    const Doubles weights = Floats(ctx, w), biases = Floats(ctx, bias);
+    for (const int64_t m : {1, 2, 8, 9, 16, 17, 33, 64, 65}) {
+      SCOPED_TRACE(::testing::Message() << m << " rows, " << k << " to " << n);
+      const Tensor x = Values(ctx, {m, k}, seed++);
+      Doubles rows = Floats(ctx, x), want(static_cast<size_t>(m * n), 0.0), with_bias;
+      for (double& v : rows) v = GetParam() ? Bf16ToFloat(FloatToBf16(static_cast<float>(v))) : v;
+      for (int64_t r = 0; r < m; ++r) {
+        for (int64_t c = 0; c < n; ++c) {
+          double sum = 0.0;
+          for (int64_t i = 0; i < k; ++i) sum += rows[r * k + i] * weights[c * k + i];
+          want[r * n + c] = sum;
+        }
+      }
+      with_bias = want;
+      for (size_t i = 0; i < want.size(); ++i) with_bias[i] += biases[i % static_cast<size_t>(n)];
+      EXPECT_LE(RelativeError(Floats(ctx, Linear(ctx, x, w)), want), 5e-6);
+      EXPECT_LE(RelativeError(Floats(ctx, Linear(ctx, x, w, bias)), with_bias), 5e-6);
+    }
+  }
+}
+
+// What a sum leaves for the norm after it gives what the sum itself would.
+TEST_P(Fused, NormsTakeWhatSumsLeave) {
+  const Device device = MakeDevice(GetParam());
+  if (!device.ctx.backend) GTEST_SKIP() << "no bf16 storage here";
+  const Context& ctx = device.ctx;
+  const FusedKernels& fused = ctx.backend->fused();
+  uint64_t seed = 500;
+  for (const auto& [m, k, n] : kShapes) {
+    if (k > 4096) continue;
+    for (const int64_t head : {64, 128, 80}) {
+      const int64_t heads = 3, kv_heads = 2, all = (heads + 2 * kv_heads) * head;
+      SCOPED_TRACE(::testing::Message() << m << " rows, " << k << " to " << n << ", heads of " << head);
+      const Tensor w = Weight(ctx, n, k, GetParam(), seed++), norm = Values(ctx, {n}, seed++);
+      const Tensor one = ctx.Floats(std::vector<float>(static_cast<size_t>(k), 1.0f), {k});
+      const Tensor x =
+          NormSwiGlu(ctx, Values(ctx, {m, k}, seed++), one, 1e-5f, Weight(ctx, 2 * k, k, GetParam(), seed++));
+      const Tensor residual = Values(ctx, {m, n}, seed++);
+      ScaledRows scaled;
+      const Tensor sum = LinearAdd(ctx, x, w, residual, norm, &scaled);
+      EXPECT_EQ(static_cast<bool>(scaled.values), CudaForTests() && GetParam() && m <= 64);
+      const Tensor next = Weight(ctx, all, n, GetParam(), seed++);
+      const Doubles want = Floats(ctx, NormLinear(ctx, sum, norm, 1e-5f, next));
+      EXPECT_LE(RelativeError(Floats(ctx, NormLinear(ctx, sum, norm, 1e-5f, next, scaled)), want), 6e-3);
+      EXPECT_LE(RelativeError(Floats(ctx, NormSwiGlu(ctx, sum, norm, 1e-5f, next, scaled)),
+                              Floats(ctx, NormSwiGlu(ctx, sum, norm, 1e-5f, next))),
+                1.2e-2);
+      if (!fused.has_steps()) continue;
+      const Tensor positions = ctx.Ints(std::vector<int32_t>(static_cast<size_t>(m), 7), {m});
+      RopeConfig config;
+      config.rope_dim = head;
+      config.inv_freq = RopeFrequencies(10000.0, head);
+      const Tensor angles = ctx.EmptyF32({m, head});
+      fused.RopeAngles(*ctx.backend, {positions, angles, &config});
+      const int64_t slots = m + 1;
+      const auto turned = [&](const ScaledRows& rows, const Tensor& pages) {
+        ctx.backend->Zero(pages);
+        std::vector<int64_t> places;
+        for (int64_t r = 0; r < m; ++r) {
+          const int64_t at = reinterpret_cast<int64_t>(pages.raw()) + r * head * 2;
+          places.push_back(r == 2 ? 0 : at);
+          places.push_back(r == 2 ? 0 : at + pages.stride(1) * 2);
+        }
+        KvRows kv;
+        kv.places = ctx.Empty(DType::kI64, {m, 2});
+        ctx.backend->Upload(places.data(), kv.places);
+        kv.layer_stride = pages.stride(0);
+        kv.head_stride = pages.stride(2);
+        kv.dtype = pages.dtype();
+        const Tensor out = ctx.EmptyF32({m, all});
+        QkvRopeArgs turn{out.Reshape({m, heads + 2 * kv_heads, head}), heads, kv_heads, {}, {}, 1e-5f, angles};
+        turn.rows = &kv;
+        turn.layer = 1;
+        fused.NormQkvRope(*ctx.backend, {{sum, norm, next, out, 1e-5f, rows}, turn});
+        return Floats(ctx, out);
+      };
+      const Tensor pages = ctx.Empty(DType::kBF16, {2, 2, kv_heads, slots, head}),
+                   again = ctx.Empty(DType::kBF16, pages.shape());
+      const Doubles plain = turned({}, pages), at_once = turned(scaled, again);
+      EXPECT_LE(RelativeError(at_once, plain), 6e-3);
+      EXPECT_LE(RelativeError(Floats(ctx, again), Floats(ctx, pages)), 1e-2);
+    }
+  }
+}
+
 TEST_P(Fused, ProductsOfFewRowsAreTheSameBitsEveryTime) {
   const Device device = MakeDevice(GetParam());
   if (!device.ctx.backend) GTEST_SKIP() << "no bf16 storage here";

@@ -129,6 +129,11 @@ void QkvRope(Backend& backend, const QkvRopeArgs& args) {
   }
 }
 
+void NormQkvRope(Backend& backend, const NormQkvRopeArgs& args) {
+  NormLinear(backend, args.product);
+  QkvRope(backend, args.turn);
+}
+
 // A segment of all layers, and one use of one by a sequence, as they lie in a step's bytes.
 struct Run {
   const float* k;
@@ -264,6 +269,7 @@ const FusedKernels& Fused() {
                                   .NormSwiGlu = NormSwiGlu,
                                   .RopeAngles = RopeAngles,
                                   .QkvRope = QkvRope,
+                                  .NormQkvRope = NormQkvRope,
                                   .PlanAttentionStep = PlanAttentionStep,
                                   .AttentionStepTables = AttentionStepTables,
                                   .AttentionOfStep = AttentionOfStep,

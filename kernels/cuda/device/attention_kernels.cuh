@@ -24,10 +24,11 @@ void LaunchTiles(const AttentionTensors& tensors, const AttentionItems& items, c
   ForWidth(tensors.width, [&](auto width) {
     using Layout = typename Kernel::template LayoutOf<width()>;
     auto launch = [&](auto inline_bytes) {
-      LaunchClusters(Kernel::template Entry<width(), inline_bytes()>(),
-                     static_cast<unsigned>(items.count * tensors.kv_heads * items.cluster), Layout::kThreads,
-                     Layout::kBytes, stream, items.cluster, tensors, items, merging,
-                     TablesOf<inline_bytes()>(items.inline_tables));
+      const unsigned cluster = static_cast<unsigned>(items.cluster);
+      LaunchClustersEarly(Kernel::template Entry<width(), inline_bytes()>(),
+                          static_cast<unsigned>(items.count * tensors.kv_heads) * cluster, dim3(cluster),
+                          Layout::kThreads, Layout::kBytes, stream, tensors, items, merging,
+                          TablesOf<inline_bytes()>(items.inline_tables));
     };
     if constexpr (width() <= kAttentionInlineWidth) {
       if (items.inline_tables) return launch(std::integral_constant<int, kAttentionInlineBytes>());

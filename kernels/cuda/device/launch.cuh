@@ -8,11 +8,11 @@
 
 namespace stillhouse::cuda {
 
-// Above 48 KiB a kernel must be allowed its shared memory first, once per device; the call is cheap, so it is made
-// every time.
+// Above 48 KiB, of which kernels declare up to 24 themselves, a kernel must be allowed its shared memory first, once
+// per device; the call is cheap, so it is made every time.
 template <typename... Params>
 void AllowShared(void (*kernel)(Params...), int shared_bytes) {
-  if (shared_bytes <= 48 * 1024) return;
+  if (shared_bytes <= 24 * 1024) return;
   STILLHOUSE_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                              cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
 }
@@ -29,18 +29,19 @@ void LaunchKernel(void (*kernel)(Params...), dim3 blocks, int threads, int share
 // before them drains. `cluster` blocks run together; more than 8 must be allowed first, as shared memory must.
 class EarlyLaunch {
  public:
-  EarlyLaunch(dim3 blocks, int threads, int shared_bytes, cudaStream_t stream, int cluster) {
+  EarlyLaunch(dim3 blocks, dim3 cluster, int threads, int shared_bytes, cudaStream_t stream) {
     attributes_[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes_[0].val.programmaticStreamSerializationAllowed = 1;
     attributes_[1].id = cudaLaunchAttributeClusterDimension;
-    attributes_[1].val.clusterDim.x = static_cast<unsigned>(cluster);
-    attributes_[1].val.clusterDim.y = attributes_[1].val.clusterDim.z = 1;
+    attributes_[1].val.clusterDim.x = cluster.x;
+    attributes_[1].val.clusterDim.y = cluster.y;
+    attributes_[1].val.clusterDim.z = cluster.z;
     config_.gridDim = blocks;
     config_.blockDim = dim3(static_cast<unsigned>(threads));
     config_.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
     config_.stream = stream;
     config_.attrs = attributes_;
-    config_.numAttrs = cluster > 1 ? 2 : 1;
+    config_.numAttrs = cluster.x * cluster.y * cluster.z > 1 ? 2 : 1;
   }
   EarlyLaunch(const EarlyLaunch&) = delete;
   EarlyLaunch& operator=(const EarlyLaunch&) = delete;
@@ -53,24 +54,24 @@ class EarlyLaunch {
 };
 
 template <typename... Params>
-cudaError_t AllowCluster(void (*kernel)(Params...), int cluster) {
-  if (cluster <= 8) return cudaSuccess;
+cudaError_t AllowCluster(void (*kernel)(Params...), dim3 cluster) {
+  if (cluster.x * cluster.y * cluster.z <= 8) return cudaSuccess;
   return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
 }
 
 template <typename... Params, typename... Args>
-void LaunchClusters(void (*kernel)(Params...), dim3 blocks, int threads, int shared_bytes, cudaStream_t stream,
-                    int cluster, const Args&... args) {
+void LaunchClustersEarly(void (*kernel)(Params...), dim3 blocks, dim3 cluster, int threads, int shared_bytes,
+                         cudaStream_t stream, const Args&... args) {
   AllowShared(kernel, shared_bytes);
   STILLHOUSE_CUDA_CHECK(AllowCluster(kernel, cluster));
-  const EarlyLaunch launch(blocks, threads, shared_bytes, stream, cluster);
+  const EarlyLaunch launch(blocks, cluster, threads, shared_bytes, stream);
   STILLHOUSE_CUDA_CHECK(cudaLaunchKernelEx(&launch.config(), kernel, Params(args)...));
 }
 
 template <typename... Params, typename... Args>
 void LaunchKernelEarly(void (*kernel)(Params...), dim3 blocks, int threads, int shared_bytes, cudaStream_t stream,
                        const Args&... args) {
-  LaunchClusters(kernel, blocks, threads, shared_bytes, stream, 1, args...);
+  LaunchClustersEarly(kernel, blocks, dim3(1), threads, shared_bytes, stream, args...);
 }
 
 // Blocks of a kernel that the current device holds at once in clusters of this size; 0: it has no such clusters.
@@ -85,9 +86,10 @@ int BlocksAtOnce(void (*kernel)(Params...), int threads, int shared_bytes, int c
                                                                         threads, static_cast<size_t>(shared_bytes)));
     return blocks * multiprocessors;
   }
-  const EarlyLaunch launch(dim3(static_cast<unsigned>(cluster)), threads, shared_bytes, nullptr, cluster);
+  const dim3 size(static_cast<unsigned>(cluster));
+  const EarlyLaunch launch(size, size, threads, shared_bytes, nullptr);
   int clusters = 0;
-  if (AllowCluster(kernel, cluster) != cudaSuccess ||
+  if (AllowCluster(kernel, size) != cudaSuccess ||
       cudaOccupancyMaxActiveClusters(&clusters, kernel, &launch.config()) != cudaSuccess) {
     cudaGetLastError();  // an answer, not an error
     return 0;
