@@ -4,8 +4,9 @@
 #
 #   tests/bench/gpu_parity.sh BUILD_DIR OUT_DIR [COMMIT]
 #
-# Needs BUILD_DIR/bin/{kernels_test,golden_test} of the cuda preset and $STILLHOUSE_MODEL. Writes OUT_DIR/parity.json and
-# logs; fails if anything failed. SANITIZE=0 leaves compute-sanitizer out.
+# Needs BUILD_DIR/bin/{kernels_test,golden_test} of the cuda preset and $STILLHOUSE_MODEL; {model,engine,train,compact,corpus}_test
+# beside them run too. Everything runs at the same time: nothing is timed. Writes OUT_DIR/parity.json and logs; fails if
+# anything failed. SANITIZE=0 leaves compute-sanitizer out.
 set -uo pipefail
 bin=$1/bin
 out=$2
@@ -13,31 +14,42 @@ commit=${3:-$(git -C "$(dirname "$0")" rev-parse HEAD 2>/dev/null || echo unknow
 mkdir -p "$out"
 export STILLHOUSE_TEST_DEVICE=cuda STILLHOUSE_TEST_SEED=${STILLHOUSE_TEST_SEED:-1}
 
-timeout 240 "$bin/kernels_test" --gtest_output=json:"$out/kernels.json" >"$out/kernels.log" 2>&1
-echo "kernels_test: $?"
-if [ -x "$bin/golden_test" ]; then
-  timeout 240 "$bin/golden_test" --gtest_output=json:"$out/golden.json" >"$out/golden.log" 2>&1
-  echo "golden_test: $?"
-fi
+programs=()
+for name in kernels golden model engine train compact corpus; do
+  [ -x "$bin/${name}_test" ] || continue
+  programs+=("$name")
+  (
+    timeout 300 "$bin/${name}_test" --gtest_output=json:"$out/$name.json" >"$out/$name.log" 2>&1
+    echo "${name}_test: $?"
+  ) &
+done
 
 # Death tests start the program anew, and large products say nothing new about memory: small shapes of each family.
 small='-*DeathTest*:CpuBackend*:ThreadPool*:Gemm*:*Fingerprint*:RopeFrequencies*:SoftmaxState*:UniformDraw*:HalfToFloat*:FloatTo*'
 small+=':Linear.MatchesReferenceForEveryStorageType:Linear.InputGradientOfEveryStorageType:MatMul.*:Sample.Frequencies*'
 small+=':Sample.MatchesNaive*:CudaUploads.*:CudaMemory.*'
 if [ "${SANITIZE:-1}" = 1 ] && command -v compute-sanitizer >/dev/null; then
+  # In shares: a sanitizer keeps one core busy.
+  shares=${SANITIZE_SHARES:-3}
   for tool in memcheck racecheck; do
-    timeout "${SANITIZE_SECONDS:-150}" compute-sanitizer --tool "$tool" --error-exitcode 99 "$bin/kernels_test" \
-      --gtest_filter="${SANITIZE_FILTER:-$small}" >"$out/$tool.log" 2>&1
-    code=$?
-    echo "$code" >"$out/$tool.code"
-    echo "$tool: $code"
+    for share in $(seq 0 $((shares - 1))); do
+      (
+        GTEST_TOTAL_SHARDS=$shares GTEST_SHARD_INDEX=$share timeout "${SANITIZE_SECONDS:-200}" compute-sanitizer \
+          --tool "$tool" --error-exitcode 99 "$bin/kernels_test" --gtest_filter="${SANITIZE_FILTER:-$small}" \
+          >"$out/$tool.$share.log" 2>&1
+        code=$?
+        echo "$code" >"$out/$tool.$share.code"
+        echo "$tool, share $share: $code"
+      ) &
+    done
   done
 fi
+wait
 
-python3 - "$out" "$commit" "$0 ${1} ${2}" <<'PYTHON'
-import datetime, json, os, re, subprocess, sys
+python3 - "$out" "$commit" "$0 ${1} ${2}" "${programs[@]}" <<'PYTHON'
+import datetime, glob, json, os, re, subprocess, sys
 
-out, commit, command = sys.argv[1:4]
+out, commit, command, *programs = sys.argv[1:]
 gpu = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"], capture_output=True,
                      text=True).stdout.strip().splitlines()
 rows, failed = [], 0
@@ -48,7 +60,7 @@ def row(name, ours, goal, unit, met):
     rows.append({"name": name, "ours": ours, "peer": None, "peer_name": None, "floor": None, "unit": unit, "ratio": None,
                  "goal": goal, "met": met})
 
-for program in ("kernels", "golden"):
+for program in programs:
     path = os.path.join(out, program + ".json")
     if not os.path.exists(path):
         row(program, None, None, "did not finish", False)
@@ -64,15 +76,18 @@ for program in ("kernels", "golden"):
                 if key.startswith("relative_error_"):
                     row(f"golden: logits of prompt {key[15:]}", float(value), 1e-4, "relative error", float(value) <= 1e-4)
 for tool in ("memcheck", "racecheck"):
-    path = os.path.join(out, tool + ".log")
-    if not os.path.exists(path):
-        continue
-    text = open(path, errors="replace").read()
-    summary = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", text)
-    passed = re.findall(r"\[  PASSED  \] (\d+) tests", text)
-    clean = bool(summary) and summary[-1].startswith("0 ") and open(os.path.join(out, tool + ".code")).read().strip() == "0"
-    row(f"compute-sanitizer {tool} on the kernel tests, small shapes ({passed[-1] if passed else 'not all'} tests): "
-        f"{summary[-1] if summary else 'no summary'}", 0 if clean else 1, 0, "errors", clean)
+    passed, summaries, clean = 0, [], True
+    for path in sorted(glob.glob(os.path.join(out, tool + ".*.log"))):
+        text = open(path, errors="replace").read()
+        summary = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", text)
+        done = re.findall(r"\[  PASSED  \] (\d+) tests?", text)
+        code = open(path[:-3] + "code").read().strip()
+        passed += int(done[-1]) if done else 0
+        summaries.append(summary[-1] if summary else f"ended with {code}")
+        clean = clean and bool(summary) and bool(done) and summary[-1].startswith("0 ") and code == "0"
+    if summaries:
+        row(f"compute-sanitizer {tool} on the kernel tests, small shapes ({passed} tests): {'; '.join(sorted(set(summaries)))}",
+            0 if clean else 1, 0, "errors", clean)
 json.dump({"commit": commit, "date": datetime.date.today().isoformat(), "machine": gpu[0] if gpu else "no GPU",
            "command": command, "rows": rows}, open(os.path.join(out, "parity.json"), "w"), indent=1)
 print(f"{len(rows)} rows, {failed} not met")
