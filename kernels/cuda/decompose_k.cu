@@ -29,8 +29,8 @@ constexpr int kMaxRow = 1024;                   // columns under an epilogue ove
 // A kernel may start while the one before it in the stream ends (programmatic dependent launch): it waits here before
 // it touches memory, and lets the next one come.
 __device__ __forceinline__ void WaitForEarlierKernels() {
-  LetNextKernelStart();
   WaitForPreviousKernel();
+  LetNextKernelStart();
 }
 
 // --- tensor cores

@@ -140,8 +140,8 @@ __global__ void __launch_bounds__(kThreads) SliceKernel(const SliceParams p, con
 
   const bool whole = count <= kStages;
   const int first = whole ? count : kStages - 2;  // stages asked for before anything is multiplied
-  LetNextKernelStart();
   WaitForPreviousKernel();
+  LetNextKernelStart();
   if (whole) {
 #pragma unroll 1
     for (int stage = 0; stage < count; ++stage) {
@@ -237,8 +237,8 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ float sums[kWarps][kWarp * kVector];
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
   const int first = (static_cast<int>(blockIdx.x) * kWarp + lane) * kVector;
-  LetNextKernelStart();
   WaitForPreviousKernel();
+  LetNextKernelStart();
   float sum[kVector] = {};
   if (first < elements) {
 #pragma unroll 8
@@ -271,7 +271,24 @@ void LaunchTile(const DecomposeKShape& s, const SliceParams& p, dim3 grid, bool 
                 cudaStream_t stream) {
   const auto kernel = SliceKernel<kTileM, kTileN, kAcross>;
   const int shared_bytes = Plan<kTileM, kTileN>::SharedBytes(cluster);
-  LaunchClustersEarly(kernel, grid, dim3(1, 1, cluster ? grid.z : 1), kThreads, shared_bytes, stream, p, s, partials);
+  AllowShared(kernel, shared_bytes);
+  if (cluster && grid.z > 8) {
+    STILLHOUSE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
+  }
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = attributes[1].val.clusterDim.y = 1;
+  attributes[1].val.clusterDim.z = grid.z;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = cluster ? 2 : 1;
+  STILLHOUSE_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, p, s, partials));
 }
 
 bool Chunked(const void* data, int64_t stride_bytes) { return Aligned16(data, stride_bytes); }

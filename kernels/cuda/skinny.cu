@@ -22,7 +22,6 @@ namespace {
 
 using namespace skinny;  // NOLINT(build/namespaces): the end of the kernel
 
-constexpr int kWarpgroup = 4 * kWarp;
 constexpr int kDepth = 64;    // of K: a block of a stage
 constexpr int kBoxRows = 32;  // of the weight, in a copy
 constexpr int kMostStages = 12;
@@ -33,20 +32,18 @@ constexpr int kSharedOfTwo = 100 * 1024, kSharedOfOne = 208 * 1024;
 constexpr int64_t kWholeTile = 128 * 1024;
 constexpr int kLeastPart = 3;  // stages of a block
 
-// A tile has kRows rows of the weight; a stage is kBlocks blocks of 64 of K, of the tile and of x. Where x is large,
-// two blocks work side by side on neighbouring tiles, and each fetches half of x for both.
+// A tile has kRows rows of the weight; a stage is kBlocks blocks of 64 of K, of the tile and of x.
 template <int kBatch>
 struct Tile {
-  static constexpr int kCluster = kBatch <= 16 ? 1 : 2;
-  static constexpr int kRows = kBatch <= 16 ? 64 : 128, kGroups = kRows / 64, kBlocks = 128 / kRows;
+  static constexpr int kRows = 64, kBlocks = 2;
   static constexpr int kWeightBytes = kRows * kDepth * 2, kXBytes = kBatch * kDepth * 2;
   static constexpr int kStageBytes = kBlocks * (kWeightBytes + kXBytes);
-  static constexpr int kWorkers = kGroups * kWarpgroup, kThreads = kWorkers + kWarp;  // a warp fetches for the others
+  static constexpr int kWorkers = 4 * kWarp, kThreads = kWorkers + kWarp;  // a warp fetches for the others
 };
 
 struct KernelParams {
   CUtensorMap weight, x;
-  int k, per_tile, stages, groups;  // groups: of a cluster's tiles
+  int k, per_tile, stages;
   bool whole;
   const float* squares;
   int parts;
@@ -55,43 +52,29 @@ struct KernelParams {
   SkinnyFinish finish;
 };
 
-// Parts are the clusters', or the blocks'. Where one begins, in stages of all groups of tiles; and whose a stage is.
-template <int kBatch>
-__device__ __forceinline__ int Part() {
-  return static_cast<int>(blockIdx.x) / Tile<kBatch>::kCluster;
+// Where a block's part begins, in stages of all tiles; and whose part a stage is.
+__device__ __forceinline__ int PartBegin(const KernelParams& p, int block) {
+  const int64_t units = p.whole ? p.finish.tiles : static_cast<int64_t>(p.finish.tiles) * p.per_tile;
+  return static_cast<int>(block * units / gridDim.x) * (p.whole ? p.per_tile : 1);
 }
-template <int kBatch>
-__device__ __forceinline__ int Rank() {
-  return static_cast<int>(blockIdx.x) % Tile<kBatch>::kCluster;
-}
-template <int kBatch>
-__device__ __forceinline__ int PartBegin(const KernelParams& p, int part) {
-  const int64_t units = p.whole ? p.groups : static_cast<int64_t>(p.groups) * p.per_tile;
-  const unsigned parts = gridDim.x / Tile<kBatch>::kCluster;
-  return static_cast<int>(part * units / parts) * (p.whole ? p.per_tile : 1);
-}
-template <int kBatch>
-__device__ __forceinline__ int PartOf(const KernelParams& p, int64_t stage) {
-  const unsigned parts = gridDim.x / Tile<kBatch>::kCluster;
-  return static_cast<int>(((stage + 1) * parts - 1) / (static_cast<int64_t>(p.groups) * p.per_tile));
+__device__ __forceinline__ int BlockOf(const KernelParams& p, int64_t stage) {
+  return static_cast<int>(((stage + 1) * gridDim.x - 1) / (static_cast<int64_t>(p.finish.tiles) * p.per_tile));
 }
 
 template <int kBatch>
 __device__ __forceinline__ void Fetch(const KernelParams& p, char* stages, uint64_t* full, uint64_t* empty) {
   using T = Tile<kBatch>;
-  const int begin = PartBegin<kBatch>(p, Part<kBatch>()), end = PartBegin<kBatch>(p, Part<kBatch>() + 1);
+  const int begin = PartBegin(p, static_cast<int>(blockIdx.x)), end = PartBegin(p, static_cast<int>(blockIdx.x) + 1);
   const auto ask_weights = [&](int stage, int slot) {
-    const int group = stage / p.per_tile, k0 = (stage - group * p.per_tile) * T::kBlocks * kDepth;
-    const int tile = group * T::kCluster + Rank<kBatch>();
+    const int tile = stage / p.per_tile, k0 = (stage - tile * p.per_tile) * T::kBlocks * kDepth;
+    const int row = static_cast<int>(RowOf(tile * kBoxRows, p.finish.half));
     ArriveAndExpect(&full[slot], T::kStageBytes);
 #pragma unroll
     for (int b = 0; b < T::kBlocks; ++b) {
 #pragma unroll
-      for (int i = 0; i < T::kRows / 2 / kBoxRows; ++i) {
-        const int row = static_cast<int>(RowOf(tile * (T::kRows / 2) + i * kBoxRows, p.finish.half));
-        char* const to = stages + slot * T::kStageBytes + b * T::kWeightBytes + i * kBoxRows * kDepth * 2;
-        CopyBox(to, &p.weight, row, k0 + b * kDepth, &full[slot]);  // zeros come from beyond the end
-        CopyBox(to + T::kWeightBytes / 2, &p.weight, row + p.finish.half, k0 + b * kDepth, &full[slot]);
+      for (int second = 0; second < 2; ++second) {  // zeros come from beyond the end
+        CopyBox(stages + slot * T::kStageBytes + b * T::kWeightBytes + second * (T::kWeightBytes / 2), &p.weight,
+                row + second * p.finish.half, k0 + b * kDepth, &full[slot]);
       }
     }
   };
@@ -100,13 +83,7 @@ __device__ __forceinline__ void Fetch(const KernelParams& p, char* stages, uint6
     char* const to = stages + slot * T::kStageBytes + T::kBlocks * T::kWeightBytes;
 #pragma unroll
     for (int b = 0; b < T::kBlocks; ++b) {
-      if constexpr (T::kCluster == 1) {
-        CopyBox(to + b * T::kXBytes, &p.x, 0, k0 + b * kDepth, &full[slot]);
-      } else {
-        constexpr int kHalf = kBatch / 2;
-        CopyBoxToBoth(to + b * T::kXBytes + Rank<kBatch>() * (T::kXBytes / 2), &p.x, Rank<kBatch>() * kHalf,
-                      k0 + b * kDepth, &full[slot]);
-      }
+      CopyBox(to + b * T::kXBytes, &p.x, 0, k0 + b * kDepth, &full[slot]);
     }
   };
   const int first = min(end, begin + p.stages);
@@ -159,47 +136,33 @@ __device__ __forceinline__ void GiveSums(const KernelParams& p, const float (&su
   }
 }
 
-// Adds the sums of the parts after this one that have some of the tiles; their places are empty again.
+// Adds the sums of the blocks after this one that have a part of the tile; their places are empty again.
 template <int kBatch>
-__device__ __forceinline__ void TakeSums(const KernelParams& p, int group, float (&sum)[kBatch / 8][4]) {
-  constexpr int kAtOnce = kBatch / 8 < 4 ? kBatch / 8 : 4;
-  const int last = PartOf<kBatch>(p, static_cast<int64_t>(group + 1) * p.per_tile - 1);
+__device__ __forceinline__ void TakeSums(const KernelParams& p, int tile, float (&sum)[kBatch / 8][4]) {
+  const int last = BlockOf(p, static_cast<int64_t>(tile + 1) * p.per_tile - 1);
   const float absent = __uint_as_float(kAbsent);
-  for (int part = Part<kBatch>() + 1; part <= last; ++part) {
-    float4* const from = PartialsOf<kBatch>(p, part * Tile<kBatch>::kCluster + Rank<kBatch>());
+  for (int block = static_cast<int>(blockIdx.x) + 1; block <= last; ++block) {
+    float4* const from = PartialsOf<kBatch>(p, block);
+    float4 value[kBatch / 8];
+    bool come = false;
+    while (!come) {
+      come = true;
 #pragma unroll
-    for (int first = 0; first < kBatch / 8; first += kAtOnce) {
-      float4 value[kAtOnce];
-      bool come = false;
-      while (!come) {
-        come = true;
-#pragma unroll
-        for (int j = 0; j < kAtOnce; ++j) {
-          value[j] = LoadPartial(from + (first + j) * Tile<kBatch>::kWorkers);
-          come = come && !Absent(value[j].x) && !Absent(value[j].y) && !Absent(value[j].z) && !Absent(value[j].w);
-        }
+      for (int j = 0; j < kBatch / 8; ++j) {
+        value[j] = LoadPartial(from + j * Tile<kBatch>::kWorkers);
+        come = come && !Absent(value[j].x) && !Absent(value[j].y) && !Absent(value[j].z) && !Absent(value[j].w);
       }
+    }
 #pragma unroll
-      for (int j = 0; j < kAtOnce; ++j) {
-        __stcg(from + (first + j) * Tile<kBatch>::kWorkers, make_float4(absent, absent, absent, absent));
-        sum[first + j][0] += value[j].x;
-        sum[first + j][1] += value[j].y;
-        sum[first + j][2] += value[j].z;
-        sum[first + j][3] += value[j].w;
-      }
+    for (int j = 0; j < kBatch / 8; ++j) {
+      __stcg(from + j * Tile<kBatch>::kWorkers, make_float4(absent, absent, absent, absent));
+      sum[j][0] += value[j].x;
+      sum[j][1] += value[j].y;
+      sum[j][2] += value[j].z;
+      sum[j][3] += value[j].w;
     }
   }
   __syncwarp();
-}
-
-// A warp has read a slot: for the blocks that fill it.
-template <int kBatch>
-__device__ __forceinline__ void Release(uint64_t* empty, int lane) {
-  if constexpr (Tile<kBatch>::kCluster == 1) {
-    if (lane == 0) Arrive(empty);
-  } else {
-    if (lane < Tile<kBatch>::kCluster) ArriveAt(empty, lane);
-  }
 }
 
 template <int kBatch>
@@ -209,7 +172,7 @@ __global__ void __launch_bounds__(Tile<kBatch>::kThreads, 2) SkinnyKernel(const 
   __shared__ uint64_t full[kMostStages], empty[kMostStages];
   __shared__ union {
     float squares[T::kWorkers / kWarp][kBatch];
-    float seconds[(kBatch < kExchanged ? kBatch : kExchanged) / 2][T::kWorkers / 2];
+    float seconds[kBatch / 2][T::kWorkers / 2];
   } shared;
   __shared__ float scale[kBatch];
   char* const stages = reinterpret_cast<char*>(skinny_shared) + (-SharedAddress(skinny_shared) & (kAlign - 1));
@@ -218,18 +181,13 @@ __global__ void __launch_bounds__(Tile<kBatch>::kThreads, 2) SkinnyKernel(const 
   if (thread == T::kWorkers) {
     for (int s = 0; s < p.stages; ++s) {
       InitBarrier(&full[s], 1);
-      InitBarrier(&empty[s], T::kCluster * T::kWorkers / kWarp);
+      InitBarrier(&empty[s], T::kWorkers / kWarp);
     }
     FenceBarrierInit();
     PrefetchMap(&p.weight);
     PrefetchMap(&p.x);
   }
-  if constexpr (T::kCluster > 1) {
-    ArriveAtCluster();
-    WaitForCluster();
-  } else {
-    __syncthreads();
-  }
+  __syncthreads();
   if (warp == T::kWorkers / kWarp) {
     if (lane == 0) Fetch<kBatch>(p, stages, full, empty);
     return;
@@ -247,28 +205,26 @@ __global__ void __launch_bounds__(Tile<kBatch>::kThreads, 2) SkinnyKernel(const 
     WorkersBarrier<T::kWorkers>();
   }
 
-  const int warpgroup = warp / 4;
   Place at;
   at.t = lane % 4;
-  const int local = warpgroup * 64 + warp % 4 * 16 + lane / 4;  // of the tile's rows
+  const int local = warp * 16 + lane / 4;  // of the tile's rows
   at.second = local >= T::kRows / 2;
-  const int begin = PartBegin<kBatch>(p, Part<kBatch>()), end = PartBegin<kBatch>(p, Part<kBatch>() + 1);
+  const int begin = PartBegin(p, static_cast<int>(blockIdx.x)), end = PartBegin(p, static_cast<int>(blockIdx.x) + 1);
   int slot = 0, phase = 0;
   for (int stage = begin; stage < end;) {
-    const int group = stage / p.per_tile;
-    at.tile = group * T::kCluster + Rank<kBatch>();
+    at.tile = stage / p.per_tile;
     at.pair = at.tile * (T::kRows / 2) + local % (T::kRows / 2);
-    const int from = stage - group * p.per_tile, to = min(p.per_tile, from + end - stage);
-    // Of many rows there is too much to hold meanwhile.
-    constexpr bool kEarly = kBatch <= 16;
+    const int from = stage - at.tile * p.per_tile, to = min(p.per_tile, from + end - stage);
     const bool pairs = p.finish.glu || p.finish.turn;
     Before<kBatch> before;
-    if (kEarly && !pairs && from == 0) LoadBefore<kBatch>(p.finish, at, before);
+    Turning<kBatch> turning;
+    if (p.finish.turn && from == 0 && !at.second) LoadTurning<kBatch>(p.finish, at, turning);
+    if (!pairs && from == 0) LoadBefore<kBatch>(p.finish, at, before);
     float sum[kBatch / 8][4] = {};
     int read = -1;  // the slot that the products under way read
     for (int s = from; s < to; ++s) {
       WaitPhase(&full[slot], phase);
-      const char* const weights = stages + slot * T::kStageBytes + warpgroup * 64 * kDepth * 2;
+      const char* const weights = stages + slot * T::kStageBytes;
       const char* const x = stages + slot * T::kStageBytes + T::kBlocks * T::kWeightBytes;
       WarpgroupBegin();
 #pragma unroll
@@ -282,7 +238,7 @@ __global__ void __launch_bounds__(Tile<kBatch>::kThreads, 2) SkinnyKernel(const 
       WarpgroupCommit();
       if (read >= 0) {
         WarpgroupWait<1>();
-        Release<kBatch>(&empty[read], lane);
+        if (lane == 0) Arrive(&empty[read]);
       }
       read = slot;
       if (++slot == p.stages) {
@@ -292,14 +248,13 @@ __global__ void __launch_bounds__(Tile<kBatch>::kThreads, 2) SkinnyKernel(const 
     }
     WarpgroupWait<0>();
     HoldNarrowSums(sum);
-    Release<kBatch>(&empty[read], lane);
+    if (lane == 0) Arrive(&empty[read]);
     stage += to - from;
     if (from > 0) {
       GiveSums<kBatch>(p, sum);
       continue;
     }
-    if (!kEarly && !pairs) LoadBefore<kBatch>(p.finish, at, before);
-    if (to < p.per_tile) TakeSums<kBatch>(p, group, sum);
+    if (to < p.per_tile) TakeSums<kBatch>(p, at.tile, sum);
     if (p.squares) {
 #pragma unroll
       for (int j = 0; j < kBatch / 8; ++j) {
@@ -308,24 +263,17 @@ __global__ void __launch_bounds__(Tile<kBatch>::kThreads, 2) SkinnyKernel(const 
       }
     }
     if (pairs) {
-      StorePairs<kBatch, T::kWorkers>(p.finish, at, sum, shared.seconds);
+      StorePairs<kBatch, T::kWorkers>(p.finish, at, sum, shared.seconds, turning);
     } else {
       StoreSums<kBatch, T::kWorkers>(p.finish, at, sum, before, shared.squares);
     }
-  }
-  if constexpr (T::kCluster > 1) {  // the other block may still arrive at this one's barriers
-    __syncwarp();
-    ArriveAtCluster();
-    WaitForCluster();
   }
 }
 
 template <typename Body>
 auto WithTile(int m, const Body& body) {
   if (m <= 8) return body(Tile<8>());
-  if (m <= 16) return body(Tile<16>());
-  if (m <= 32) return body(Tile<32>());
-  return body(Tile<64>());
+  return body(Tile<16>());
 }
 
 template <int kBatch>
@@ -333,19 +281,18 @@ void Launch(Tile<kBatch>, const SkinnyParams& p, const SkinnySchedule& schedule,
   using T = Tile<kBatch>;
   KernelParams kernel;
   kernel.weight = MatrixMap(p.weight, p.n, p.k, p.k * 2, kBoxRows);
-  kernel.x = MatrixMap(p.x, p.m, p.k, p.m > 1 ? p.x_stride * 2 : p.k * 2, kBatch / T::kCluster);
+  kernel.x = MatrixMap(p.x, p.m, p.k, p.m > 1 ? p.x_stride * 2 : p.k * 2, kBatch);
   kernel.k = static_cast<int>(p.k);
   kernel.per_tile = static_cast<int>(CeilDiv(p.k, T::kBlocks * kDepth));
   kernel.stages = schedule.stages;
-  kernel.groups = static_cast<int>(CeilDiv(schedule.tiles, T::kCluster));
   kernel.whole = schedule.whole;
   kernel.squares = p.squares;
   kernel.parts = p.parts;
   kernel.eps = p.eps;
   kernel.finish = FinishOf(p, T::kRows);
   kernel.partials = static_cast<float4*>(p.partials);
-  LaunchClustersEarly(SkinnyKernel<kBatch>, static_cast<unsigned>(schedule.blocks), T::kCluster, T::kThreads,
-                      schedule.stages * T::kStageBytes + kAlign, stream, kernel);
+  LaunchKernelEarly(SkinnyKernel<kBatch>, static_cast<unsigned>(schedule.blocks), T::kThreads,
+                    schedule.stages * T::kStageBytes + kAlign, stream, kernel);
 }
 
 }  // namespace
@@ -368,14 +315,12 @@ SkinnySchedule ScheduleSkinny(const SkinnyParams& p) {
   return WithTile(p.m, [&](auto tile) {
     using T = decltype(tile);
     const int64_t tiles = CeilDiv(p.n, T::kRows), per_tile = CeilDiv(p.k, T::kBlocks * kDepth);
-    const int64_t groups = CeilDiv(tiles, T::kCluster);
     SkinnySchedule s;
     s.tiles = static_cast<int>(tiles);
     s.whole = T::kRows * p.k * 2 <= kWholeTile;
-    const int64_t parts = std::min<int64_t>(p.multiprocessors / T::kCluster,
-                                            s.whole ? groups : std::max<int64_t>(1, groups * per_tile / kLeastPart));
-    s.blocks = static_cast<int>(parts) * T::kCluster;
-    const int64_t most = s.whole ? CeilDiv(groups, parts) * per_tile : CeilDiv(groups * per_tile, parts);
+    s.blocks = static_cast<int>(
+        std::min<int64_t>(p.multiprocessors, s.whole ? tiles : std::max<int64_t>(1, tiles * per_tile / kLeastPart)));
+    const int64_t most = s.whole ? CeilDiv(tiles, s.blocks) * per_tile : CeilDiv(tiles * per_tile, s.blocks);
     const int shared = 2 * s.blocks > p.multiprocessors ? kSharedOfTwo : kSharedOfOne;
     s.stages = static_cast<int>(std::min<int64_t>({kMostStages, shared / T::kStageBytes, most}));
     return s;

@@ -24,7 +24,6 @@ constexpr int kRows = kSmallSkinnyRows, kTiles = kRows / 16;  // the tensor core
 constexpr int kWorkers = kTiles * kWarp;
 constexpr int kDepth = 64, kBlockBytes = kRows * kDepth * 2;  // of K: a block of the weight
 constexpr int kMostBlocks = 3;                                // of a warp
-constexpr int kMostRows = 16;
 
 struct KernelParams {
   CUtensorMap weight;
@@ -90,7 +89,7 @@ __global__ void __launch_bounds__(kThreads, 1) SmallSkinnyKernel(const __grid_co
   Before<kBatch> before;
   Turning<kBatch> turning;
   if (warp < kTiles && !pairs) LoadBefore<kBatch>(p.finish, at, before);
-  if (warp < kTiles / 2 && p.finish.turn) LoadTurning<kBatch>(p.finish, at, 0, turning);
+  if (warp < kTiles / 2 && p.finish.turn) LoadTurning<kBatch>(p.finish, at, turning);
   if (p.squares) {
     for (int r = warp; r < kBatch; r += kWarps) {
       float sum = 0.0f;
@@ -151,7 +150,7 @@ __global__ void __launch_bounds__(kThreads, 1) SmallSkinnyKernel(const __grid_co
     }
   }
   if (pairs) {
-    StorePairs<kBatch, kWorkers>(p.finish, at, total, shared.seconds, &turning);
+    StorePairs<kBatch, kWorkers>(p.finish, at, total, shared.seconds, turning);
   } else {
     StoreSums<kBatch, kWorkers>(p.finish, at, total, before, shared.squares);
   }
@@ -175,7 +174,7 @@ void Launch(const SkinnyParams& p, cudaStream_t stream) {
 
 }  // namespace
 
-bool CanSmallSkinny(const SkinnyParams& p) { return p.m <= kMostRows && p.k <= kMostBlocks * kWarps * kDepth; }
+bool CanSmallSkinny(const SkinnyParams& p) { return p.k <= kMostBlocks * kWarps * kDepth; }
 
 void LaunchSmallSkinny(const SkinnyParams& p, cudaStream_t stream) {
   p.m <= 8 ? Launch<8>(p, stream) : Launch<16>(p, stream);

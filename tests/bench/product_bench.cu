@@ -249,14 +249,14 @@ void Main(const char* path, const char* commit, bool sweep) {
   const Layer llama{"llama-3.1-8b", 4096, 6144, 4096, 14336, 32, 128256};
   const Layer small{"smollm2-135m", 576, 960, 576, 1536, 30, 49152};
   for (const Layer& layer : {llama, small}) {
-    for (const int m : {1, 8, 16, 32, 64}) {
+    for (const int m : {1, 8, 16}) {
       if (layer.width > 1024 || m == 1 || m == 16) {
         bench.Product(m, layer.qkv, layer.width);
         bench.Product(m, layer.width, layer.attended);
         bench.Product(m, 2 * layer.ffn, layer.width);
         bench.Product(m, layer.width, layer.ffn);
       }
-      if (m == 1 || m == 64) bench.Product(m, layer.vocabulary, layer.width);
+      if (m == 1) bench.Product(m, layer.vocabulary, layer.width);
       bench.Chain(layer, m);
     }
   }

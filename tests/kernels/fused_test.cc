@@ -159,7 +159,7 @@ TEST_P(Fused, NormsTakeWhatSumsLeave) {
       const Tensor residual = Values(ctx, {m, n}, seed++);
       ScaledRows scaled;
       const Tensor sum = LinearAdd(ctx, x, w, residual, norm, &scaled);
-      EXPECT_EQ(static_cast<bool>(scaled.values), CudaForTests() && GetParam() && m <= 64);
+      EXPECT_EQ(static_cast<bool>(scaled.values), CudaForTests() && GetParam() && m <= 16);
       const Tensor next = Weight(ctx, all, n, GetParam(), seed++);
       const Doubles want = Floats(ctx, NormLinear(ctx, sum, norm, 1e-5f, next));
       EXPECT_LE(RelativeError(Floats(ctx, NormLinear(ctx, sum, norm, 1e-5f, next, scaled)), want), 6e-3);

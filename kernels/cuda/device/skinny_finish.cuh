@@ -121,7 +121,7 @@ __device__ __forceinline__ void StoreSums(const SkinnyFinish& p, const Place& at
   }
   WorkersBarrier<kWorkers>();
   const int r = static_cast<int>(threadIdx.x);
-  if (r < p.m && at.tile < p.tiles) {
+  if (r < p.m) {
     float total = 0.0f;
 #pragma unroll
     for (int w = 0; w < kWorkers / kWarp; ++w) total += squares[w][r];
@@ -132,23 +132,19 @@ __device__ __forceinline__ void StoreSums(const SkinnyFinish& p, const Place& at
 
 __device__ __forceinline__ float SiluOf(float x) { return x / (1.0f + __expf(-x)); }
 
-// Second rows go through shared memory to the threads that have the first ones, at most kExchanged columns at a time.
-constexpr int kExchanged = 32;
-
 template <int kBatch>
 struct Pairs {
-  static constexpr int kCount = (kBatch < kExchanged ? kBatch : kExchanged) / 8;
+  static constexpr int kCount = kBatch / 8;
   float first[kCount][4], second[kCount][4];
 };
 
-// Pairs of rows 8·j … of x and on.
 template <int kBatch>
-__device__ __forceinline__ void StoreGates(const SkinnyFinish& p, const Place& at, int j0, const Pairs<kBatch>& sum) {
+__device__ __forceinline__ void StoreGates(const SkinnyFinish& p, const Place& at, const Pairs<kBatch>& sum) {
 #pragma unroll
   for (int j = 0; j < Pairs<kBatch>::kCount; ++j) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const int r = at.RowIn(j0 + j, e), pair = at.pair + e / 2 * 8;
+      const int r = at.RowIn(j, e), pair = at.pair + e / 2 * 8;
       if (r >= p.m || pair >= p.half) continue;
       p.glu[static_cast<int64_t>(r) * p.half + pair] = FromFloat<Bf16>(SiluOf(sum.first[j][e]) * sum.second[j][e]);
     }
@@ -163,7 +159,7 @@ struct Turning {
 };
 
 template <int kBatch>
-__device__ __forceinline__ void LoadTurning(const SkinnyFinish& p, const Place& at, int j0, Turning<kBatch>& turning) {
+__device__ __forceinline__ void LoadTurning(const SkinnyFinish& p, const Place& at, Turning<kBatch>& turning) {
   const QkvRopeParams& rope = p.rope;
   const int head = at.pair / p.half, i = at.pair - head * p.half;  // the pairs of a thread are of one head
   const bool within = 2 * static_cast<int64_t>(at.pair) < p.n;
@@ -172,12 +168,12 @@ __device__ __forceinline__ void LoadTurning(const SkinnyFinish& p, const Place& 
   for (int j = 0; j < Pairs<kBatch>::kCount; ++j) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int r = at.RowIn(j0 + j, h);
+      const int r = at.RowIn(j, h);
       turning.places[j][h] = keeps && r < p.m ? rope.places[2 * r + !turns] : 0;
     }
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const int r = at.RowIn(j0 + j, e);
+      const int r = at.RowIn(j, e);
       const float* const angles = rope.angles + static_cast<int64_t>(r) * 2 * p.half + i + e / 2 * 8;
       const bool valid = within && turns && r < p.m;
       turning.c[j][e] = valid ? angles[0] : 1.0f;
@@ -187,7 +183,7 @@ __device__ __forceinline__ void LoadTurning(const SkinnyFinish& p, const Place& 
 }
 
 template <int kBatch>
-__device__ __forceinline__ void StoreTurned(const SkinnyFinish& p, const Place& at, int j0, const Pairs<kBatch>& sum,
+__device__ __forceinline__ void StoreTurned(const SkinnyFinish& p, const Place& at, const Pairs<kBatch>& sum,
                                             const Turning<kBatch>& turning) {
   const QkvRopeParams& rope = p.rope;
   const int head = at.pair / p.half, i = at.pair - head * p.half;
@@ -198,7 +194,7 @@ __device__ __forceinline__ void StoreTurned(const SkinnyFinish& p, const Place& 
   for (int j = 0; j < Pairs<kBatch>::kCount; ++j) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const int r = at.RowIn(j0 + j, e);
+      const int r = at.RowIn(j, e);
       if (r >= p.m) continue;
       const float c = turning.c[j][e], s = turning.s[j][e];
       const float a = sum.first[j][e] * c - sum.second[j][e] * s, b = sum.second[j][e] * c + sum.first[j][e] * s;
@@ -218,41 +214,36 @@ __device__ __forceinline__ void StoreTurned(const SkinnyFinish& p, const Place& 
   }
 }
 
+// Second rows go through shared memory to the threads that have the first ones. `turning` is wanted where pairs turn.
 template <int kBatch, int kWorkers>
 __device__ __forceinline__ void StorePairs(const SkinnyFinish& p, const Place& at, const float (&sum)[kBatch / 8][4],
-                                           float (*seconds)[kWorkers / 2], const Turning<kBatch>* early = nullptr) {
-  constexpr int kPass = Pairs<kBatch>::kCount;
+                                           float (*seconds)[kWorkers / 2], const Turning<kBatch>& turning) {
   const int thread = static_cast<int>(threadIdx.x) % (kWorkers / 2);
+  if (at.second) {
 #pragma unroll
-  for (int first = 0; first < kBatch / 8; first += kPass) {
-    if (at.second) {
+    for (int j = 0; j < kBatch / 8; ++j) {
 #pragma unroll
-      for (int j = 0; j < kPass; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) seconds[4 * j + e][thread] = sum[first + j][e];
-      }
+      for (int e = 0; e < 4; ++e) seconds[4 * j + e][thread] = sum[j][e];
     }
-    WorkersBarrier<kWorkers>();
-    if (!at.second) {
-      Pairs<kBatch> pairs;
-#pragma unroll
-      for (int j = 0; j < kPass; ++j) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          pairs.first[j][e] = sum[first + j][e];
-          pairs.second[j][e] = seconds[4 * j + e][thread];
-        }
-      }
-      if (p.turn) {
-        Turning<kBatch> turning;
-        if (!early) LoadTurning<kBatch>(p, at, first, turning);
-        StoreTurned<kBatch>(p, at, first, pairs, early ? *early : turning);
-      } else {
-        StoreGates<kBatch>(p, at, first, pairs);
-      }
-    }
-    WorkersBarrier<kWorkers>();
   }
+  WorkersBarrier<kWorkers>();
+  if (!at.second) {
+    Pairs<kBatch> pairs;
+#pragma unroll
+    for (int j = 0; j < kBatch / 8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        pairs.first[j][e] = sum[j][e];
+        pairs.second[j][e] = seconds[4 * j + e][thread];
+      }
+    }
+    if (p.turn) {
+      StoreTurned<kBatch>(p, at, pairs, turning);
+    } else {
+      StoreGates<kBatch>(p, at, pairs);
+    }
+  }
+  WorkersBarrier<kWorkers>();
 }
 
 }  // namespace skinny
