@@ -63,7 +63,6 @@ __global__ void __launch_bounds__(Layout<kWidth, kWide>::kThreads)
   const AttentionItem item = items.items[unit % items.count];
   if (item.row_count == 0) return;
   SlotCursor<float, kStep> cursor(items, item, kv);
-  if (threadIdx.x == 0) PrefetchSteps(cursor, 2, t.width);
   SlotTile<float> tile = cursor.Next();
   WaitForPreviousKernel();
   if (tile.slots > 0) {

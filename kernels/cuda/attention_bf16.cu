@@ -96,7 +96,6 @@ __global__ void __launch_bounds__(kThreads)
 
   SlotCursor<Bf16, kStep> loads(items, item, kv);
   SlotCursor<Bf16, kStep> cursor = loads;
-  if (tid == 0) PrefetchSteps(loads, L::kStages - 1, t.width);
   WaitForPreviousKernel();
 #pragma unroll 1  // code that runs once is fetched once: short is fast
   for (int s = 0; s < L::kStages - 1; ++s) LoadStage<kWidth>(shared + s * L::kStageBytes, loads.Next(), t.width);

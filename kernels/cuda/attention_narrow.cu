@@ -111,7 +111,6 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2)
   const int g = lane / 4, two = 2 * (lane % 4);  // of the fragments: row (and row + 8), column pair
 
   SlotCursor<Bf16, kStep> cursor(items, item, kv);
-  if (tid == 0) PrefetchSteps(cursor, L::kStages - 1, t.width);
   WaitForPreviousKernel();
   char* const ring = shared + warp * L::kRingBytes;
   Meta pending[L::kStages - 1];

@@ -17,7 +17,8 @@ struct Cut {
   int granule;
   double start, partial, cluster, launch, merge;
 };
-constexpr Cut kNarrowCut = {kAttentionStep, 1.0, 1.0, 1.0, 3.0, 0.1}, kWideCut = kNarrowCut;
+constexpr Cut kNarrowCut = {kAttentionStep, 1.0, 1.0, 1.0, 3.0, 0.1};
+constexpr Cut kWideCut = {kAttentionStep, 1.0, 2.0, 1.0, 0.0, 0.1};
 constexpr Cut kTallCut = {2 * kAttentionStep, 1.0, 1.0, 1.0, 2.0, 0.25};
 constexpr double kWideLatency = 1.4;
 

@@ -119,7 +119,6 @@ class TileWalk {
 __device__ __forceinline__ void Produce(Shared& shared, TileWalk walk) {
   if (!walk.Next()) return;
   SlotCursor<Bf16, kSlots> cursor = walk.Slots();
-  if (threadIdx.x == 0) PrefetchSteps(cursor, kStages, kWidth);
   WaitForPreviousKernel();
   auto next = [&] {
     SlotTile<Bf16> tile = cursor.Next();

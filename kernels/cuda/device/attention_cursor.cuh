@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "kernels/cuda/attention_launch.h"
-#include "kernels/cuda/device/bulk_copy.cuh"
 #include "kernels/cuda/device/cluster.cuh"
 
 namespace stillhouse::cuda {
@@ -97,20 +96,6 @@ class SlotCursor {
   int there_ = 0, limit_ = 0;
   bool memory_ = false, causal_ = false, vector_ = false;
 };
-
-// Asks for the next `steps` steps' keys and values to be brought to the L2 cache, where they lie without gaps; by one
-// thread. The L2 cache is where other kernels' writes go, so this may come before the wait for them.
-template <typename T, int kStep>
-__device__ __forceinline__ void PrefetchSteps(SlotCursor<T, kStep> cursor, int steps, int width) {
-#pragma unroll 1
-  for (int s = 0; s < steps; ++s) {
-    const SlotTile<T> tile = cursor.Next();
-    if (!tile.vector || tile.k_row != width || tile.v_row != width) return;
-    const uint32_t bytes = static_cast<uint32_t>(tile.slots * width) * sizeof(T);
-    PrefetchBytes(tile.k, bytes);
-    PrefetchBytes(tile.v, bytes);
-  }
-}
 
 // Tables that travel with a launch; kBytes = 0: there are none.
 template <int kBytes>

@@ -36,11 +36,6 @@ __device__ __forceinline__ void BulkCopy(void* shared, const void* global, uint3
       : "memory");
 }
 
-// Brings memory to the L2 cache, some time. Address and size are multiples of 16.
-__device__ __forceinline__ void PrefetchBytes(const void* global, uint32_t bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(global), "r"(bytes) : "memory");
-}
-
 }  // namespace stillhouse::cuda
 
 #endif  // STILLHOUSE_KERNELS_CUDA_DEVICE_BULK_COPY_CUH_
