@@ -20,7 +20,15 @@
 namespace stillhouse::cuda {
 namespace {
 
-using namespace skinny;  // NOLINT(build/namespaces): the end of the kernel
+using skinny::Before;
+using skinny::LoadBefore;
+using skinny::LoadTurning;
+using skinny::Place;
+using skinny::RowOf;
+using skinny::StorePairs;
+using skinny::StoreSums;
+using skinny::Turning;
+using skinny::WorkersBarrier;
 
 constexpr int kDepth = 64;    // of K: a block of a stage
 constexpr int kBoxRows = 32;  // of the weight, in a copy

@@ -17,7 +17,15 @@
 namespace stillhouse::cuda {
 namespace {
 
-using namespace skinny;  // NOLINT(build/namespaces): the end of the kernel
+using skinny::Before;
+using skinny::Bf16;
+using skinny::LoadBefore;
+using skinny::LoadTurning;
+using skinny::Place;
+using skinny::RowOf;
+using skinny::StorePairs;
+using skinny::StoreSums;
+using skinny::Turning;
 
 constexpr int kWarps = 8, kThreads = kWarps * kWarp;
 constexpr int kRows = kSmallSkinnyRows, kTiles = kRows / 16;  // the tensor cores' tiles of rows: a warp each finishes
