@@ -34,7 +34,8 @@ class DirectoryTest : public CorpusTest {
  protected:
   DirectoryTest() { rig_->Upload("book", "some text"); }
 
-  std::shared_ptr<Memory> MakeMemory(int64_t slots, float value) {
+  std::shared_ptr<Memory> MakeMemory(int64_t slots, float value) { return MakeMemory(rig_->ctx, slots, value); }
+  std::shared_ptr<Memory> MakeMemory(const Context& ctx, int64_t slots, float value) {
     const ModelConfig& c = rig_->model.weights->config;
     auto memory = std::make_shared<Memory>();
     memory->slots = slots;
@@ -43,7 +44,7 @@ class DirectoryTest : public CorpusTest {
       const auto filled = [&](float x, const Shape& shape) {
         int64_t n = 1;
         for (int64_t d : shape) n *= d;
-        return rig_->ctx.Floats(std::vector<float>(static_cast<size_t>(n), x), shape);
+        return ctx.Floats(std::vector<float>(static_cast<size_t>(n), x), shape);
       };
       memory->layers.push_back({filled(value, {c.kv_heads, slots, c.head_dim}),
                                 filled(value + 1, {c.kv_heads, slots, c.head_dim}),

@@ -255,7 +255,8 @@ TEST_F(HostTierTest, DeletedAndReplacedCachesLeaveBothTiers) {
   ASSERT_TRUE(Pin(*directory, "b").ok());
   EXPECT_EQ(directory->stats().host_memories, 1);
   // Replaced: not the old copy.
-  directory->Publish("acme", "book", "a", row, header, PackMemory({&device}, *MakeMemory(kSlots, 7.0f), DType::kF32));
+  directory->Publish("acme", "book", "a", row, header,
+                     PackMemory({&device}, *MakeMemory({&device}, kSlots, 7.0f), DType::kF32));
   EXPECT_EQ(Pin(*directory, "a")->memory->layers[0].k.f32()[0], 7.0f);
   ASSERT_TRUE(Pin(*directory, "b").ok());
   EXPECT_EQ(Pin(*directory, "a")->memory->layers[0].k.f32()[0], 7.0f);

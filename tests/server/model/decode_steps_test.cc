@@ -30,7 +30,7 @@ struct Group {
 
   Group(const Context& ctx, const Weights& weights, DType dtype, int64_t sequences,
         const std::vector<std::shared_ptr<const Memory>>& memories) {
-    pages = std::make_unique<PagePool>(ctx, weights.config, int64_t{256} << 20, dtype);
+    pages = std::make_unique<PagePool>(ctx, weights.config, int64_t{1} << 30, dtype);
     for (int64_t s = 0; s < sequences; ++s) {
       // Some have both memories, some one, some none.
       std::vector<std::shared_ptr<const Memory>> own;
