@@ -322,29 +322,20 @@ class Engine::Impl {
                     pages_.total_pages() - interactive_.committed_pages - background_.committed_pages);
   }
 
-  // Background sequences come in groups: their prompts share a step, and the steps between are of decoding rows alone,
-  // which may be recorded.
-  bool HasRoomForGroup(const Lane& lane, int64_t most) const {
-    const int64_t running = static_cast<int64_t>(lane.running.size());
-    const int64_t group =
-        std::max<int64_t>(1, std::min({most / 8, (running + 7) / 8, static_cast<int64_t>(lane.waiting.size())}));
-    int64_t pages = FreePages(lane, Priority::kBackground), fitting = 0;
-    for (const auto& s : lane.waiting) {
-      if (fitting == group || s->pages > pages) break;
-      pages -= s->pages;
-      ++fitting;
-    }
-    return std::min(fitting, most - running) >= group;
-  }
-
   void Admit(Lane* lane, Priority priority) {
     const int64_t most =
         priority == Priority::kInteractive ? options_.max_sequences : options_.max_background_sequences;
-    if (priority == Priority::kBackground && !lane->running.empty() && !HasRoomForGroup(*lane, most)) return;
-    while (!lane->waiting.empty() && static_cast<int64_t>(lane->running.size()) < most) {
+    const auto waiting = [lane] {
       std::vector<WaitingView> views;
       for (const auto& s : lane->waiting) views.push_back({s->request.tenant, s->pages});
-      const int64_t next = PickNext(views, shares_, FreePages(*lane, priority));
+      return views;
+    };
+    if (priority == Priority::kBackground &&
+        !RoomForGroup(waiting(), static_cast<int64_t>(lane->running.size()), most, FreePages(*lane, priority))) {
+      return;
+    }
+    while (!lane->waiting.empty() && static_cast<int64_t>(lane->running.size()) < most) {
+      const int64_t next = PickNext(waiting(), shares_, FreePages(*lane, priority));
       if (next < 0) return;
       auto it = std::next(lane->waiting.begin(), next);
       std::unique_ptr<Sequence> s = std::move(*it);

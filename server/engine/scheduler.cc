@@ -31,6 +31,17 @@ int64_t PickNext(absl::Span<const WaitingView> waiting, const FairShares& shares
   return best >= 0 && waiting[static_cast<size_t>(best)].pages <= free_pages ? best : -1;
 }
 
+bool RoomForGroup(absl::Span<const WaitingView> waiting, int64_t running, int64_t most_running, int64_t free_pages) {
+  if (running == 0) return true;
+  const int64_t count = static_cast<int64_t>(waiting.size());
+  const int64_t group = std::max<int64_t>(1, std::min({most_running / 8, (running + 7) / 8, count}));
+  int64_t fitting = 0;
+  while (fitting < std::min(group, count) && waiting[static_cast<size_t>(fitting)].pages <= free_pages) {
+    free_pages -= waiting[static_cast<size_t>(fitting++)].pages;
+  }
+  return std::min(fitting, most_running - running) >= group;
+}
+
 std::vector<PlannedRows> PlanStep(absl::Span<const RunningView> running, int64_t prefill_chunk) {
   std::vector<PlannedRows> plan;
   for (size_t i = 0; i < running.size(); ++i) {

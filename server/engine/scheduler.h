@@ -35,6 +35,11 @@ struct WaitingView {
 // counter, if its pages are there. The chosen one is never overtaken by a smaller one behind it: no starvation.
 int64_t PickNext(absl::Span<const WaitingView> waiting, const FairShares& shares, int64_t free_pages);
 
+// Whether background sequences are to be admitted now: they come in groups, an eighth of those that run or may run, so
+// that their prompts share a step, and the steps between are of decoding rows alone, which may be recorded. True where
+// nothing runs.
+bool RoomForGroup(absl::Span<const WaitingView> waiting, int64_t running, int64_t most_running, int64_t free_pages);
+
 struct RunningView {
   int64_t prompt_left = 0;  // rows of the prompt still to compute; 0: decoding
 };

@@ -42,6 +42,23 @@ TEST(PickNext, ALargeRequestIsNotOvertaken) {
   EXPECT_EQ(PickNext(waiting, shares, 8), 0);
 }
 
+TEST(RoomForGroup, WaitsForAnEighthOfWhatRuns) {
+  const std::vector<WaitingView> waiting(100, {"a", 2});
+  EXPECT_TRUE(RoomForGroup(waiting, 0, 256, 0));  // nothing runs that could make room
+  EXPECT_TRUE(RoomForGroup(waiting, 224, 256, 1000));
+  EXPECT_FALSE(RoomForGroup(waiting, 230, 256, 1000));  // 26 places, 29 wanted
+  EXPECT_TRUE(RoomForGroup(waiting, 80, 256, 20));
+  EXPECT_FALSE(RoomForGroup(waiting, 80, 256, 19));  // pages for nine of ten
+  EXPECT_TRUE(RoomForGroup(waiting, 1, 256, 2));
+  EXPECT_FALSE(RoomForGroup(waiting, 4, 4, 1000));
+}
+
+TEST(RoomForGroup, TheLastOnesDoNotWaitForMore) {
+  const std::vector<WaitingView> waiting(3, {"a", 1});
+  EXPECT_TRUE(RoomForGroup(waiting, 253, 256, 3));
+  EXPECT_FALSE(RoomForGroup(waiting, 254, 256, 3));
+}
+
 TEST(FairShares, AbsenceEarnsNoCredit) {
   FairShares shares;
   shares.Charge("busy", 5000);
