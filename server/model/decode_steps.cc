@@ -98,8 +98,6 @@ bool DecodeSteps::Run(const Batch& wanted, const std::vector<SampleRow>& wanted_
   }
   const Batch batch = Padded(wanted);
   const int64_t count = batch.rows();
-  std::vector<SampleRow> rows = wanted_rows;
-  rows.resize(static_cast<size_t>(count));
   const Span span("decode step");
   {
     const Span plan("plan");
@@ -114,10 +112,14 @@ bool DecodeSteps::Run(const Batch& wanted, const std::vector<SampleRow>& wanted_
   const absl::Status known = CheckTokens(weights_->config, batch.tokens);
   STILLHOUSE_CHECK(known.ok()) << known.message();
   const FusedKernels& fused = ctx_.backend->fused();
-  const Key key{attention.sizes, CanDrawRows(rows), measure_stored_mass};
+  const Key key{attention.sizes, CanDrawRows(wanted_rows), measure_stored_mass};
   Block block;
   std::vector<char> settings;
-  if (key.draws) fused.PackDraws({&rows, &settings});
+  if (key.draws) {
+    std::vector<SampleRow> rows = wanted_rows;
+    rows.resize(static_cast<size_t>(count));
+    fused.PackDraws({&rows, &settings});
+  }
   std::vector<int64_t> kept = KvPlaces(wanted);
   kept.resize(static_cast<size_t>(2 * count), 0);
   const int64_t tokens = block.Add(batch.tokens), positions = block.Add(batch.positions), places = block.Add(kept),
@@ -165,7 +167,7 @@ bool DecodeSteps::Run(const Batch& wanted, const std::vector<SampleRow>& wanted_
   if (key.draws) {
     std::vector<char> bytes(static_cast<size_t>(step->drawn.bytes()));
     ctx_.backend->Download(step->drawn, bytes.data());
-    result->tokens.assign(rows.size(), {});
+    result->tokens.assign(static_cast<size_t>(count), {});
     fused.UnpackDraws({bytes.data(), &result->tokens});
     result->tokens.resize(wanted_rows.size());
   } else {
