@@ -54,7 +54,8 @@ struct Part {
 };
 
 // The kernel that empties the words lets this one start when whatever wrote the input has ended; so the input is read
-// at once, and only the words are waited for.
+// at once, and only the words are waited for. A block waits for earlier blocks alone, which began before it, so that
+// other work on the GPU may delay a scan but not stop it.
 template <typename T, bool kSegmented>
 __global__ void __launch_bounds__(kThreads, kSegmented ? 3 : 4)
     ResidentKernel(ScanView<T> shape, uint32_t tiles, void* all_words) {
