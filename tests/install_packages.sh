@@ -8,7 +8,7 @@ build=(g++ cmake ninja-build ccache mold git pkg-config ca-certificates curl pyt
   libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libabsl-dev prometheus-cpp-dev
   libsqlite3-dev libpcre2-dev libutf8proc-dev nlohmann-json3-dev libcli11-dev libssl-dev
   libgtest-dev libgmock-dev)
-runtime=(libgrpc++1.51 libprotobuf32 libsqlite3-0 libpcre2-8-0 libssl3 ca-certificates libprometheus-cpp-pull1.0)
+runtime=(libgrpc++1.51 libprotobuf32 libsqlite3-0 libpcre2-8-0 libssl3 ca-certificates libprometheus-cpp-core1.0)
 [ "${1:-}" = --runtime ] && wanted=("${runtime[@]}") || wanted=("${build[@]}")
 
 missing=()
