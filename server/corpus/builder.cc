@@ -100,7 +100,7 @@ class CacheBuilder::Impl {
     runtime_.tenant = spec.tenant;
     runtime_.operation_id = operation_id_;
     runtime_.check = hooks_.check;
-    runtime_.teacher_bytes = services_.limits.teacher_bytes;
+    runtime_.teacher_bytes = Limits(0).teacher_bytes;
   }
 
   void Resume(std::string_view bytes, const BuildProgress& progress) {
@@ -273,7 +273,7 @@ class CacheBuilder::Impl {
     }
     return services_.engine->Execute(Priority::kBackground, [&](const Context& ctx) {
       const int64_t suits = ctx.backend->device() == DeviceType::kCpu ? kCpuTaskRows : kDeviceTaskRows;
-      const int64_t most = services_.limits.task_rows;
+      const int64_t most = Limits(0).task_rows;
       runtime_.task_rows = most > 0 ? std::min(suits, most) : suits;
       return absl::OkStatus();
     });
@@ -312,7 +312,28 @@ class CacheBuilder::Impl {
     }
     STILLHOUSE_ASSIGN_OR_RETURN(teacher_, Teacher::Create(&runtime_, &document_, reserve));
     whole_ = teacher_->window_count() == 1 && slots_ >= tokens;
+    return spec_.method == BuildMethod::kCartridge && !whole_ ? PlanTraining() : absl::OkStatus();
+  }
+
+  // The larger the memory that is trained, the fewer rows at once.
+  absl::Status PlanTraining() {
+    const int64_t trained = CartridgeTrainer::kMemories * slots_ * runtime_.config().kv_bytes_per_slot();
+    const BuildLimits limits = Limits(trained);
+    if (trained > limits.trained_bytes) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "a memory of ", slots_, " slots takes ", BytesForPeople(trained),
+          " of the device while it is trained, and at most ", BytesForPeople(limits.trained_bytes),
+          " are allowed: ask for fewer slots, split the document into several corpora, or give the server more "
+          "(--device-memory)"));
+    }
+    if (limits.task_rows > 0) runtime_.task_rows = std::min(runtime_.task_rows, limits.task_rows);
+    checkpoint_rows_ = limits.checkpoint_rows;
     return absl::OkStatus();
+  }
+
+  BuildLimits Limits(int64_t trained) const {
+    const ModelConfig& config = services_.engine->weights().config;
+    return services_.device_bytes ? LimitsOfBuilds(config, *services_.device_bytes, trained) : BuildLimits();
   }
 
   absl::Status MakeMemory() {
@@ -437,7 +458,7 @@ class CacheBuilder::Impl {
     options.beta2 = t.beta2;
     options.seed = spec_.seed;
     options.task_rows = runtime_.task_rows;
-    options.checkpoint_rows = services_.limits.checkpoint_rows;
+    options.checkpoint_rows = checkpoint_rows_;
     std::vector<Conversation> training, held_out;
     for (const Conversation* c : training_) training.push_back(*c);
     for (const Conversation* c : held_out_) held_out.push_back(*c);
@@ -564,6 +585,7 @@ class CacheBuilder::Impl {
   std::unique_ptr<Teacher> teacher_;
   int64_t slots_ = 0;
   bool whole_ = false;  // the memory is the document's own keys and values
+  int64_t checkpoint_rows_ = 0;
   std::vector<const Conversation*> training_, held_out_;
   std::unique_ptr<CartridgeTrainer> trainer_;
   StartMemory result_;
