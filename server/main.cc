@@ -132,7 +132,7 @@ void AddFlags(CLI::App* app, stillhouse::ServerConfig* c, double* drain_seconds,
           },
           "What the server may take of a GPU: weights, caches, running queries, room to compute in. Bytes (60GiB), or "
           "a "
-          "share of what is free at the start (90%). Beside it the driver holds about 0.7 GiB for the process")
+          "share of what is free at the start (90%). Beside it the driver holds about 0.8 GiB for the process")
       ->type_name("BYTES|PERCENT")
       ->default_str("90%");
   machine

@@ -351,7 +351,7 @@ absl::StatusOr<std::unique_ptr<RunningServer>> RunningServer::Start(const Server
                          << BytesForPeople(p.memory.sequences) << ", caches " << BytesForPeople(p.memory.memories);
     const TensorDevice::MemoryUse use = p.backend->memory();
     STILLHOUSE_LOG(INFO) << "beside that the GPU's driver counts " << BytesForPeople(use.used - use.taken)
-                         << ", for this process (about 0.7 GiB once queries run) and for other programs";
+                         << ", for this process (about 0.8 GiB once queries and builds run) and for other programs";
   } else {
     p.memory.sequences = static_cast<int64_t>(config.kv_memory.value_or(uint64_t{1} << 30));
     p.memory.memories = static_cast<int64_t>(config.resident_memory.value_or(uint64_t{2} << 30));
