@@ -1,33 +1,23 @@
 #include "server/metrics/page_server.h"
 
+#include <microhttpd.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <poll.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
-#include <string_view>
-#include <system_error>
-#include <thread>
 #include <utility>
 
-#include "absl/time/clock.h"
-#include "absl/time/time.h"
 #include "kernels/base/status.h"
 #include "kernels/base/strings.h"
 
 namespace stillhouse {
 namespace {
 
-// Two, so that one slow scraper does not keep another one out.
-constexpr int kThreads = 2;
-constexpr size_t kLongestRequest = 16384;
-constexpr absl::Duration kRequestTime = absl::Seconds(5), kAnswerTime = absl::Seconds(20);
+constexpr unsigned kMostConnections = 64, kIdleSeconds = 10;
+constexpr size_t kConnectionBytes = size_t{32} << 10;  // of a request's headers
 
 class Descriptor {
  public:
@@ -41,6 +31,7 @@ class Descriptor {
     return *this;
   }
   int get() const { return fd_; }
+  int Release() { return std::exchange(fd_, -1); }
 
  private:
   int fd_;
@@ -73,89 +64,41 @@ absl::StatusOr<int> PortOf(const Descriptor& listener) {
                                            : reinterpret_cast<const sockaddr_in&>(bound).sin_port);
 }
 
-std::string Answer(std::string_view status, std::string_view content_type, std::string_view body, bool with_body) {
-  return StrCat("HTTP/1.1 ", status, "\r\nContent-Type: ", content_type, "\r\nContent-Length: ", body.size(),
-                "\r\nConnection: close\r\n\r\n", with_body ? body : std::string_view());
-}
-
 }  // namespace
 
 struct PageServer::Impl {
   Page page;
-  Descriptor listener;
-  Descriptor stop;  // readable from the end of serving on
   int port = 0;
-  std::array<std::thread, kThreads> threads;
+  MHD_Daemon* daemon = nullptr;
 
   ~Impl() {
-    const uint64_t one = 1;
-    while (write(stop.get(), &one, sizeof(one)) < 0 && errno == EINTR) continue;
-    for (std::thread& thread : threads) {
-      if (thread.joinable()) thread.join();
-    }
+    if (daemon) MHD_stop_daemon(daemon);
   }
 
-  // Waits for `events` of fd. False at the deadline and at the end of serving.
-  bool Wait(int fd, short events, absl::Time deadline) const {
-    while (true) {
-      const absl::Duration left = deadline - absl::Now();
-      if (left <= absl::ZeroDuration()) return false;
-      pollfd waiting[] = {{fd, events, 0}, {stop.get(), POLLIN, 0}};
-      const int limit = static_cast<int>(std::min<int64_t>(absl::ToInt64Milliseconds(left) + 1, 60'000));
-      if (poll(waiting, 2, limit) < 0 && errno != EINTR) return false;
-      if (waiting[1].revents != 0) return false;
-      if (waiting[0].revents != 0) return true;
+  static MHD_Result Answer(void* impl, MHD_Connection* connection, const char* path, const char* method, const char*,
+                           const char*, size_t*, void**) {
+    const Page& page = static_cast<const Impl*>(impl)->page;
+    // The body of an answer to HEAD is left out on the way.
+    if (std::strcmp(method, MHD_HTTP_METHOD_GET) != 0 && std::strcmp(method, MHD_HTTP_METHOD_HEAD) != 0) {
+      return Send(connection, MHD_HTTP_METHOD_NOT_ALLOWED, kPlain, "only GET and HEAD\n");
     }
+    if (page.path != path) return Send(connection, MHD_HTTP_NOT_FOUND, kPlain, StrCat("see ", page.path, "\n"));
+    return Send(connection, MHD_HTTP_OK, page.content_type.c_str(), page.make());
   }
 
-  void Loop() const {
-    while (Wait(listener.get(), POLLIN, absl::InfiniteFuture())) {
-      // The other thread may have been faster.
-      const Descriptor connection(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (connection.get() >= 0) {
-        Serve(connection.get());
-      } else if (errno != EAGAIN && errno != EINTR && errno != ECONNABORTED) {
-        // Out of descriptors: some will be closed.
-        Wait(-1, 0, absl::Now() + absl::Milliseconds(100));
-      }
-    }
+  static MHD_Result Send(MHD_Connection* connection, unsigned status, const char* content_type,
+                         const std::string& body) {
+    MHD_Response* response =
+        MHD_create_response_from_buffer(body.size(), const_cast<char*>(body.data()), MHD_RESPMEM_MUST_COPY);
+    if (!response) return MHD_NO;
+    MHD_add_response_header(response, MHD_HTTP_HEADER_CONTENT_TYPE, content_type);
+    MHD_add_response_header(response, MHD_HTTP_HEADER_CONNECTION, "close");  // an idle scraper keeps no place
+    const MHD_Result queued = MHD_queue_response(connection, status, response);
+    MHD_destroy_response(response);
+    return queued;
   }
 
-  void Serve(int connection) const {
-    std::string request;
-    const absl::Time deadline = absl::Now() + kRequestTime;
-    while (request.find("\r\n\r\n") == std::string::npos) {
-      if (request.size() > kLongestRequest || !Wait(connection, POLLIN, deadline)) return;
-      char bytes[4096];
-      const ssize_t size = recv(connection, bytes, sizeof(bytes), 0);
-      if (size == 0 || (size < 0 && errno != EAGAIN && errno != EINTR)) return;
-      if (size > 0) request.append(bytes, static_cast<size_t>(size));
-    }
-    Send(connection, AnswerTo(request));
-  }
-
-  std::string AnswerTo(std::string_view request) const {
-    // "GET /metrics?x=y HTTP/1.1".
-    const std::string_view line = request.substr(0, request.find("\r\n"));
-    const size_t space = line.find(' ');
-    const std::string_view method = line.substr(0, space);
-    std::string_view target = space == std::string_view::npos ? std::string_view() : line.substr(space + 1);
-    target = target.substr(0, target.find_first_of(" ?"));
-    const bool get = method == "GET";
-    constexpr const char* kPlain = "text/plain; charset=utf-8";
-    if (!get && method != "HEAD") return Answer("405 Method Not Allowed", kPlain, "only GET and HEAD\n", true);
-    if (target != page.path) return Answer("404 Not Found", kPlain, StrCat("see ", page.path, "\n"), get);
-    return Answer("200 OK", page.content_type, page.make(), get);
-  }
-
-  void Send(int connection, std::string_view answer) const {
-    const absl::Time deadline = absl::Now() + kAnswerTime;
-    while (!answer.empty() && Wait(connection, POLLOUT, deadline)) {
-      const ssize_t size = send(connection, answer.data(), answer.size(), MSG_NOSIGNAL);
-      if (size < 0 && errno != EAGAIN && errno != EINTR) return;
-      if (size > 0) answer.remove_prefix(static_cast<size_t>(size));
-    }
-  }
+  static constexpr const char* kPlain = "text/plain; charset=utf-8";
 };
 
 PageServer::PageServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -166,15 +109,15 @@ int PageServer::port() const { return impl_->port; }
 absl::StatusOr<std::unique_ptr<PageServer>> PageServer::Start(const std::string& host, int port, Page page) {
   auto impl = std::make_unique<Impl>();
   impl->page = std::move(page);
-  STILLHOUSE_ASSIGN_OR_RETURN(impl->listener, Listen(host, port));
-  STILLHOUSE_ASSIGN_OR_RETURN(impl->port, PortOf(impl->listener));
-  impl->stop = Descriptor(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (impl->stop.get() < 0) return Failed("eventfd");
-  try {
-    for (std::thread& thread : impl->threads) thread = std::thread([i = impl.get()] { i->Loop(); });
-  } catch (const std::system_error& error) {
-    return absl::UnavailableError(StrCat("starting a thread: ", error.code().message()));
-  }
+  STILLHOUSE_ASSIGN_OR_RETURN(Descriptor listener, Listen(host, port));
+  STILLHOUSE_ASSIGN_OR_RETURN(impl->port, PortOf(listener));
+  errno = 0;
+  impl->daemon = MHD_start_daemon(MHD_USE_AUTO | MHD_USE_INTERNAL_POLLING_THREAD, 0, nullptr, nullptr, Impl::Answer,
+                                  impl.get(), MHD_OPTION_LISTEN_SOCKET, listener.get(), MHD_OPTION_CONNECTION_LIMIT,
+                                  kMostConnections, MHD_OPTION_CONNECTION_TIMEOUT, kIdleSeconds,
+                                  MHD_OPTION_CONNECTION_MEMORY_LIMIT, kConnectionBytes, MHD_OPTION_END);
+  if (!impl->daemon) return Failed("starting the HTTP server");
+  listener.Release();  // the daemon's now
   return std::unique_ptr<PageServer>(new PageServer(std::move(impl)));
 }
 

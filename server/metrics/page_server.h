@@ -10,9 +10,9 @@
 
 namespace stillhouse {
 
-// Answers GET and HEAD of one path, an answer for each connection, and 404 or 405 to everything else. Its threads are
-// plain ones, with the stacks that the process gives: an HTTP library's small ones do not hold the thread-local storage
-// that CUDA's libraries bring along.
+// Answers GET and HEAD of one path, and 404 or 405 to everything else, on one thread of libmicrohttpd's: its stack is
+// the process's usual one, where the small ones of other servers do not hold the thread-local storage that CUDA's
+// libraries bring along. Who sends more headers than fit 32 KiB, or nothing for ten seconds, is hung up on.
 class PageServer {
  public:
   struct Page {
