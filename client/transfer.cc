@@ -24,6 +24,28 @@ bool CanResume(const absl::Status& status) {
          (absl::IsInternal(status) || absl::IsCancelled(status) || absl::IsUnknown(status) || absl::IsAborted(status));
 }
 
+// Writes `message` with its header, then the source from `offset` on in chunks. Not OK if the source cannot be read:
+// the call is cancelled then. What the stream itself says of an early end is in its Finish.
+template <typename Request>
+absl::Status SendChunks(grpc::ClientContext& context, grpc::ClientWriter<Request>& writer, Request message,
+                        ByteSource& source, int64_t offset, int64_t chunk_bytes,
+                        const std::function<void(int64_t, int64_t)>& progress) {
+  bool open = writer.Write(message);
+  while (open && offset < source.size()) {
+    auto& chunk = *message.mutable_chunk();
+    if (absl::Status read = source.Read(offset, chunk_bytes, *chunk.mutable_data()); !read.ok()) {
+      context.TryCancel();
+      return read;
+    }
+    chunk.set_offset(offset);
+    offset += static_cast<int64_t>(chunk.data().size());
+    open = writer.Write(message);
+    if (open && progress) progress(offset, source.size());
+  }
+  if (open) writer.WritesDone();
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<v1::Corpus> Client::Upload(const UploadOptions& options, ByteSource& source,
@@ -73,21 +95,8 @@ absl::StatusOr<v1::Corpus> Client::Upload(const UploadOptions& options, ByteSour
     auto writer = impl_->corpora->UploadCorpus(&context, &corpus);
     v1::UploadCorpusRequest message;
     *message.mutable_header() = header;
-    bool open = writer->Write(message);
-    absl::Status read;
-    while (open && offset < source.size()) {
-      v1::UploadChunk& chunk = *message.mutable_chunk();
-      read = source.Read(offset, options.chunk_bytes, *chunk.mutable_data());
-      if (!read.ok()) {
-        context.TryCancel();
-        break;
-      }
-      chunk.set_offset(offset);
-      offset += static_cast<int64_t>(chunk.data().size());
-      open = writer->Write(message);
-      if (open && progress) progress(offset, source.size());
-    }
-    if (open && read.ok()) writer->WritesDone();
+    const absl::Status read =
+        SendChunks(context, *writer, std::move(message), source, offset, options.chunk_bytes, progress);
     const absl::Status status = impl_->Translate(writer->Finish());
     if (!read.ok()) return read;
     if (status.ok()) return corpus;
@@ -169,21 +178,7 @@ absl::StatusOr<v1::Cache> Client::Import(const std::string& corpus, const std::s
     auto writer = impl_->caches->ImportCache(&context, &cache);
     v1::ImportCacheRequest message;
     *message.mutable_header() = header;
-    bool open = writer->Write(message);
-    absl::Status read;
-    for (int64_t offset = 0; open && offset < source.size();) {
-      v1::FileChunk& chunk = *message.mutable_chunk();
-      read = source.Read(offset, kMaxChunk, *chunk.mutable_data());
-      if (!read.ok()) {
-        context.TryCancel();
-        break;
-      }
-      chunk.set_offset(offset);
-      offset += static_cast<int64_t>(chunk.data().size());
-      open = writer->Write(message);
-      if (open && progress) progress(offset, source.size());
-    }
-    if (open && read.ok()) writer->WritesDone();
+    const absl::Status read = SendChunks(context, *writer, std::move(message), source, 0, kMaxChunk, progress);
     const absl::Status status = impl_->Translate(writer->Finish());
     if (!read.ok()) return read;
     if (status.ok()) return cache;

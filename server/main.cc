@@ -130,8 +130,9 @@ void AddFlags(CLI::App* app, stillhouse::ServerConfig* c, double* drain_seconds,
             if (!parsed.ok()) throw CLI::ValidationError("--device-memory", std::string(parsed.status().message()));
             c->device_memory = *parsed;
           },
-          "What the server may take of a GPU in all: weights, caches, running queries, room to compute in. Bytes "
-          "(60GiB), or a share of what is free at the start (90%)")
+          "What the server may take of a GPU: weights, caches, running queries, room to compute in. Bytes (60GiB), or "
+          "a "
+          "share of what is free at the start (90%). Beside it the driver holds about 0.8 GiB for the process")
       ->type_name("BYTES|PERCENT")
       ->default_str("90%");
   machine

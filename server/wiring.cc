@@ -62,7 +62,6 @@ struct RunningServer::Parts {
   MemoryPlan memory;          // of a GPU
   int64_t host_memory = 0;    // bytes of the host tier
   int64_t scorer_memory = 0;  // of `memory.sequences`; 0: what a context takes
-  BuildLimits build_limits;
 
   Context context() const { return Context{backend.get()}; }
 };
@@ -116,9 +115,13 @@ absl::StatusOr<DType> KvDType(const ServerConfig& config, const Backend& backend
   return gpu && config.gpu_weights == GpuWeights::kBf16 ? DType::kBF16 : DType::kF32;
 }
 
-// The bytes that the server may take of a GPU: its pools refuse more from here on.
+// What the driver takes for this process once its kernels and libraries are loaded, beside what it holds at the start:
+// 195 MiB on an H200.
+constexpr int64_t kLaterContext = int64_t{256} << 20;
+
+// The bytes that the server may take of a GPU: its pools refuse more from here on. The driver's own part is not theirs.
 absl::StatusOr<int64_t> LimitDeviceMemory(const ServerConfig& config, Backend* backend) {
-  const int64_t free = backend->memory().free;
+  const int64_t free = std::max<int64_t>(0, backend->memory().free - kLaterContext);
   const int64_t limit = config.device_memory.bytes > 0
                             ? static_cast<int64_t>(std::min<uint64_t>(config.device_memory.bytes, INT64_MAX))
                             : static_cast<int64_t>(static_cast<double>(free) * config.device_memory.percent / 100.0);
@@ -335,13 +338,20 @@ absl::StatusOr<std::unique_ptr<RunningServer>> RunningServer::Start(const Server
   if (gpu) {
     p.backend->Synchronize();
     ctx.pool().Trim();  // the file's bytes, before they were decoded
+    if (ctx.pool().overflowed_bytes() > 0) {
+      return absl::ResourceExhaustedError(StrCat("the GPU had no memory left while the model was loaded, although ",
+                                                 BytesForPeople(device_memory),
+                                                 " of it were free before: end what else uses the GPU"));
+    }
     const ModelConfig& shape = p.model.weights->config;
     STILLHOUSE_ASSIGN_OR_RETURN(p.memory, PlanFor(config, ctx, shape, device_memory, p.model.weights->bytes(), engine));
-    p.build_limits = LimitsOfBuilds(shape, p.memory.builds);
     STILLHOUSE_LOG(INFO) << "of " << BytesForPeople(device_memory) << " of GPU memory: weights "
                          << BytesForPeople(p.memory.weights) << ", work " << BytesForPeople(p.memory.work)
                          << ", builds " << BytesForPeople(p.memory.builds) << ", running queries "
                          << BytesForPeople(p.memory.sequences) << ", caches " << BytesForPeople(p.memory.memories);
+    const TensorDevice::MemoryUse use = p.backend->memory();
+    STILLHOUSE_LOG(INFO) << "beside that the GPU's driver counts " << BytesForPeople(use.used - use.taken)
+                         << ", for this process (about 0.8 GiB once queries and builds run) and for other programs";
   } else {
     p.memory.sequences = static_cast<int64_t>(config.kv_memory.value_or(uint64_t{1} << 30));
     p.memory.memories = static_cast<int64_t>(config.resident_memory.value_or(uint64_t{2} << 30));
@@ -385,7 +395,7 @@ absl::StatusOr<std::unique_ptr<RunningServer>> RunningServer::Start(const Server
   services.directory = p.directory.get();
   services.tokenizer = p.model.tokenizer.get();
   services.chat = p.model.chat.get();
-  services.limits = p.build_limits;
+  if (gpu) services.device_bytes = p.memory.builds;
   BuildQueueOptions builds;
   builds.observer = p.build_metrics.get();
   p.builds = std::make_unique<BuildQueue>(services, builds);

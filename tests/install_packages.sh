@@ -5,10 +5,11 @@
 set -euo pipefail
 
 build=(g++ cmake ninja-build ccache mold git pkg-config ca-certificates curl python3 python3-pip python3-venv unzip
-  libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libabsl-dev prometheus-cpp-dev
+  libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libabsl-dev prometheus-cpp-dev libmicrohttpd-dev
   libsqlite3-dev libpcre2-dev libutf8proc-dev nlohmann-json3-dev libcli11-dev libssl-dev
   libgtest-dev libgmock-dev)
-runtime=(libgrpc++1.51 libprotobuf32 libsqlite3-0 libpcre2-8-0 libssl3 ca-certificates libprometheus-cpp-pull1.0)
+runtime=(libgrpc++1.51 libprotobuf32 libsqlite3-0 libpcre2-8-0 libssl3 ca-certificates libprometheus-cpp-core1.0
+  libmicrohttpd12)
 [ "${1:-}" = --runtime ] && wanted=("${runtime[@]}") || wanted=("${build[@]}")
 
 missing=()

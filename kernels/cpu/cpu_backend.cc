@@ -12,6 +12,7 @@
 
 #include "kernels/base/logging.h"
 #include "kernels/cpu/cpu_kernels.h"
+#include "kernels/tensor/bounded_memory.h"
 
 namespace stillhouse {
 namespace {
@@ -31,7 +32,8 @@ class CpuBackend final : public Backend {
       : simd_(cpu::FindSimd(options.isa)),
         name_(std::string("cpu ") + simd_.name),
         threads_(options.threads > 0 ? options.threads : UsableCores()),
-        pool_(HostMemory()) {}
+        memory_(std::make_shared<BoundedMemory>(HostMemory())),
+        pool_(memory_, size_t{2} << 30, /*keeps=*/false, HostMemory()) {}
 
   DeviceType device() const override { return DeviceType::kCpu; }
   const char* name() const override { return name_.c_str(); }
@@ -52,6 +54,8 @@ class CpuBackend final : public Backend {
     if (tensor.buffer()->bytes() > 0) std::memset(tensor.buffer()->data(), 0, tensor.buffer()->bytes());
   }
 
+  void LimitMemory(int64_t bytes) override { memory_->SetLimit(bytes); }
+
   const cpu::SimdTable& simd() const { return simd_; }
   cpu::WeightArena& weights() { return weights_; }
 
@@ -59,6 +63,7 @@ class CpuBackend final : public Backend {
   const cpu::SimdTable& simd_;
   std::string name_;
   ThreadPool threads_;
+  const std::shared_ptr<BoundedMemory> memory_;
   BufferPool pool_;
   cpu::WeightArena weights_;
 };

@@ -74,8 +74,8 @@ class CudaBackend final : public Backend {
         threads_(threads),
         memory_(std::make_shared<BoundedMemory>(std::make_shared<DeviceMemory>(options.device))),
         pinned_(std::make_shared<cuda::PinnedMemory>(options.device)),
-        pool_(memory_, properties.totalGlobalMem / 2),
-        recording_pool_(memory_, SIZE_MAX, /*keeps=*/true),
+        pool_(memory_, properties.totalGlobalMem / 2, /*keeps=*/false, pinned_),
+        recording_pool_(memory_, SIZE_MAX, /*keeps=*/true, pinned_),
         device_(options.device, stream, options.storage, properties, &pool_),
         copies_(device_) {
     recording_pool_.SetReclaimer([this](size_t bytes) { return pool_.Reclaim(bytes); });

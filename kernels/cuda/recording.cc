@@ -18,11 +18,13 @@ class Graph final : public RecordedWork {
     if (graph_) STILLHOUSE_CUDA_CHECK(cudaGraphExecDestroy(graph_));
   }
 
-  void Make(BufferPool& pool, const std::function<void()>& work) {
+  // False where the device had no memory for what would be recorded.
+  bool Make(BufferPool& pool, const std::function<void()>& work) {
     const cudaStream_t stream = device_.Use();
     Recording recording;
     recording.device = &device_;
     recording.pool = &pool;
+    const size_t overflowed = pool.overflowed_bytes();
     {
       // The first time for real: kernels are loaded, cuBLAS is made, and the pool gets its blocks, none of which may
       // happen while a stream captures.
@@ -31,6 +33,8 @@ class Graph final : public RecordedWork {
       work();
     }
     recording.constants.clear();
+    // Host memory goes back when the work ends, and no recording may name it.
+    if (pool.overflowed_bytes() > overflowed) return false;
     // A stream of its own, so that what other threads ask of the device meanwhile is not recorded.
     cudaStream_t capture = nullptr;
     STILLHOUSE_CUDA_CHECK(cudaStreamCreateWithFlags(&capture, cudaStreamNonBlocking));
@@ -47,6 +51,7 @@ class Graph final : public RecordedWork {
     STILLHOUSE_CUDA_CHECK(cudaStreamDestroy(capture));
     STILLHOUSE_CUDA_CHECK(cudaGraphUpload(graph_, stream));
     constants_ = std::move(recording.constants);
+    return true;
   }
 
   void Run() override { STILLHOUSE_CUDA_CHECK(cudaGraphLaunch(graph_, device_.Use())); }
@@ -62,7 +67,7 @@ class Graph final : public RecordedWork {
 std::unique_ptr<RecordedWork> RecordWork(Device& device, BufferPool& pool, const std::function<void()>& work) {
   const Span span("record");
   auto graph = std::make_unique<Graph>(device);
-  graph->Make(pool, work);
+  if (!graph->Make(pool, work)) return nullptr;
   return graph;
 }
 

@@ -38,7 +38,8 @@ class Backend : public TensorDevice {
   // Calls `work` twice on this thread, to run and to be recorded: what it asks of the backend must be the same each
   // time and may return nothing to the host. Its buffers come from a pool that all recordings share and nothing else
   // uses: what one leaves there holds until another runs. What it uploads is a constant of the recording. Null on a
-  // backend whose launches cost nothing to speak of; `work` is not called then.
+  // backend whose launches cost nothing to speak of, and where the device has no memory for it: nothing came of `work`
+  // then.
   virtual std::unique_ptr<RecordedWork> Record(const std::function<void()>& work) { return nullptr; }
 };
 

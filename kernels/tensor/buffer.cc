@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <condition_variable>
 #include <cstdlib>
@@ -50,7 +51,8 @@ struct BufferPool::State {
     uint64_t used = 0;  // when a block of this size was last lent or given back
   };
 
-  std::shared_ptr<RawMemory> memory;
+  std::shared_ptr<RawMemory> memory, overflow;
+  std::atomic<size_t> overflowed{0};
   size_t limit = 0;
   bool keeps = false;
   std::shared_mutex reclaimer_mutex;  // shared while the reclaimer runs
@@ -129,9 +131,11 @@ struct BufferPool::State {
   }
 };
 
-BufferPool::BufferPool(std::shared_ptr<RawMemory> memory, size_t limit_bytes, bool keeps)
+BufferPool::BufferPool(std::shared_ptr<RawMemory> memory, size_t limit_bytes, bool keeps,
+                       std::shared_ptr<RawMemory> overflow)
     : state_(std::make_shared<State>()) {
   state_->memory = std::move(memory);
+  state_->overflow = std::move(overflow);
   state_->limit = keeps ? SIZE_MAX : limit_bytes;
   state_->keeps = keeps;
 }
@@ -158,10 +162,15 @@ std::shared_ptr<Buffer> BufferPool::TryAllocate(size_t bytes) {
 }
 
 std::shared_ptr<Buffer> BufferPool::Allocate(size_t bytes) {
-  std::shared_ptr<Buffer> buffer = TryAllocate(bytes);
-  STILLHOUSE_CHECK(buffer != nullptr) << "out of memory: " << BlockBytes(bytes) << " bytes asked for, " << lent_bytes()
-                                      << " lent";
-  return buffer;
+  if (std::shared_ptr<Buffer> buffer = TryAllocate(bytes)) return buffer;
+  const size_t size = BlockBytes(bytes);
+  void* data = state_->overflow ? state_->overflow->Allocate(size) : nullptr;
+  STILLHOUSE_CHECK(data != nullptr) << "out of memory: " << size << " bytes asked for, " << lent_bytes() << " lent"
+                                    << (state_->overflow ? ", and the host has none left either" : "");
+  state_->overflowed += size;
+  // Never kept for reuse: what comes next may find the device's own.
+  return std::make_shared<Buffer>(data, size, state_->memory->device(),
+                                  [overflow = state_->overflow](void* block, size_t n) { overflow->Free(block, n); });
 }
 
 void BufferPool::SetReclaimer(Reclaimer reclaimer) {
@@ -214,6 +223,8 @@ size_t BufferPool::cached_bytes() const {
   std::lock_guard<std::mutex> lock(state_->mutex);
   return state_->cached;
 }
+
+size_t BufferPool::overflowed_bytes() const { return state_->overflowed; }
 
 size_t BufferPool::peak_bytes() const {
   std::lock_guard<std::mutex> lock(state_->mutex);

@@ -57,10 +57,13 @@ class BufferPool {
   // `limit_bytes` bounds what the pool keeps for reuse beyond what was lent at one time since the last Trim: a step
   // that is repeated finds its blocks. Sizes that nobody asked for longest go first.
   // A pool that `keeps` its blocks never gives one back by itself: somebody knows their addresses.
-  explicit BufferPool(std::shared_ptr<RawMemory> memory, size_t limit_bytes = size_t{2} << 30, bool keeps = false);
+  // `overflow` is host memory that the device reaches, however slowly.
+  explicit BufferPool(std::shared_ptr<RawMemory> memory, size_t limit_bytes = size_t{2} << 30, bool keeps = false,
+                      std::shared_ptr<RawMemory> overflow = nullptr);
 
-  // A buffer of at least `bytes`, for work that was admitted. Running out of memory ends the process with a clear log:
-  // budgets (cache admission, sequence admission) are checked long before this point.
+  // A buffer of at least `bytes`, for work that has begun and cannot stop half-way. Where there is no memory left, also
+  // after Reclaim, it is the overflow's: the work ends as it would have, slowly, and whoever runs it sees
+  // overflowed_bytes() grow and asks for no more of it. Only a host without memory ends the process, with a clear log.
   std::shared_ptr<Buffer> Allocate(size_t bytes);
   // The same for what can be refused: null if there is no memory left, also after Reclaim.
   std::shared_ptr<Buffer> TryAllocate(size_t bytes);
@@ -82,6 +85,8 @@ class BufferPool {
   size_t lent_bytes() const;    // in use now
   size_t cached_bytes() const;  // kept for reuse
   size_t peak_bytes() const;    // most ever lent
+  // That Allocate took of the overflow so far: it only grows. None of the other numbers.
+  size_t overflowed_bytes() const;
 
  private:
   struct State;

@@ -45,8 +45,7 @@ class TensorDevice {
                                                  size_t bytes);
 
   // Bounds what the device's pools take of it, cached blocks included: an allocation beyond that finds no memory.
-  // No effect on the host.
-  virtual void LimitMemory(int64_t bytes) {}
+  virtual void LimitMemory(int64_t bytes) = 0;
   // Bytes in use and free on the device as its driver counts them; on the host what the pool holds, and −1.
   struct MemoryUse {
     int64_t used = 0;

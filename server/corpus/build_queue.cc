@@ -155,18 +155,24 @@ class BuildQueue::Impl {
       return absl::AbortedError("the cache that is to be replaced does not exist any more");
     }
     const std::string target = Target(spec);
+    std::vector<std::string> of_this_cache;
     {
       std::lock_guard<std::mutex> lock(mutex_);
       for (const auto& [key, job] : jobs_) {
-        if (job->row.tenant == spec.tenant && job->row.target == target) {
-          return absl::AlreadyExistsError(
-              StrCat("the cache ", spec.cache_id, " is being built by ", job->row.operation_id));
-        }
+        if (job->row.tenant == spec.tenant && job->row.target == target) of_this_cache.push_back(key.second);
       }
       if (static_cast<int64_t>(waiting_.size()) >= options_.max_waiting) {
         return absl::ResourceExhaustedError(
             StrCat("the build queue is full (", options_.max_waiting, " builds wait): try again later"));
       }
+    }
+    for (const std::string& other : of_this_cache) {
+      // One whose end is written, and may have been read, is not in the way although it leaves only now.
+      const absl::StatusOr<OperationRow> row = services_.store->GetOperation(spec.tenant, other);
+      if (row.ok() && !IsDone(row->state)) {
+        return absl::AlreadyExistsError(StrCat("the cache ", spec.cache_id, " is being built by ", other));
+      }
+      if (!row.ok() && !absl::IsNotFound(row.status())) return row.status();
     }
     OperationRow row;
     row.tenant = spec.tenant;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -68,7 +69,7 @@ struct BuildServices {
   Directory* directory = nullptr;
   const Tokenizer* tokenizer = nullptr;
   const ChatTemplate* chat = nullptr;
-  BuildLimits limits;
+  std::optional<int64_t> device_bytes;  // that a build may take (MemoryPlan); none: all that there is
 };
 
 // One builder thread; device work goes through the engine at background priority, so queries are never starved. At

@@ -12,14 +12,12 @@
 #include "kernels/base/status.h"
 #include "kernels/base/strings.h"
 #include "kernels/ops/quant.h"
-#include "nlohmann/json.hpp"
+#include "server/corpus/build_record.h"
 #include "server/corpus/seeds.h"
 #include "server/train/trainer.h"
 
 namespace stillhouse {
 namespace {
-
-using nlohmann::json;
 
 constexpr int64_t kLeastSlots = 4;  // of a compression ratio
 constexpr int kStages = 8;
@@ -40,40 +38,6 @@ TrainingLoss LossOf(LossKind kind) {
       break;
   }
   return TrainingLoss::kRenormalised;
-}
-
-// The recipe without what is the caller's own: ids, and texts (their number stays).
-std::string ProvenanceJson(const BuildSpec& spec) {
-  json recipe = json::parse(BuildSpecToJson(spec), nullptr, /*allow_exceptions=*/false);
-  if (!recipe.is_object()) return "{}";
-  for (const char* name : {"tenant", "corpus_id", "cache_id", "display_name", "replace", "expected_etag"}) {
-    recipe.erase(name);
-  }
-  recipe["self_study"]["questions"] = spec.self_study.questions.size();
-  recipe["evaluation"]["questions"] = spec.evaluation.questions.size();
-  recipe["evaluation"]["answers"] = spec.evaluation.answers.size();
-  return recipe.dump();
-}
-
-// What the catalog says of the cache without opening its file.
-std::string SummaryJson(const ArtifactHeader& h, const std::string& display_name) {
-  auto object = [](const std::string& text) {
-    json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
-    return value.is_object() ? value : json::object();
-  };
-  const json summary = {{"display_name", display_name},
-                        {"method", h.method},
-                        {"fingerprints", {{"model", h.fingerprints.model}, {"dtype", h.fingerprints.dtype}}},
-                        {"layers", h.layers},
-                        {"kv_heads", h.kv_heads},
-                        {"head_dim", h.head_dim},
-                        {"slots", h.slots},
-                        {"logical_length", h.logical_length},
-                        {"has_beta", h.has_beta},
-                        {"corpus_tokens", h.corpus_tokens},
-                        {"quality", object(h.quality_json)},
-                        {"hyperparameters", object(h.hyperparameters_json)}};
-  return summary.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 
 // Rounds keys and values to the element type that the file will have, so that what is judged is what is served.
@@ -100,7 +64,7 @@ class CacheBuilder::Impl {
     runtime_.tenant = spec.tenant;
     runtime_.operation_id = operation_id_;
     runtime_.check = hooks_.check;
-    runtime_.teacher_bytes = services_.limits.teacher_bytes;
+    runtime_.teacher_bytes = Limits(0).teacher_bytes;
   }
 
   void Resume(std::string_view bytes, const BuildProgress& progress) {
@@ -273,7 +237,7 @@ class CacheBuilder::Impl {
     }
     return services_.engine->Execute(Priority::kBackground, [&](const Context& ctx) {
       const int64_t suits = ctx.backend->device() == DeviceType::kCpu ? kCpuTaskRows : kDeviceTaskRows;
-      const int64_t most = services_.limits.task_rows;
+      const int64_t most = Limits(0).task_rows;
       runtime_.task_rows = most > 0 ? std::min(suits, most) : suits;
       return absl::OkStatus();
     });
@@ -312,7 +276,28 @@ class CacheBuilder::Impl {
     }
     STILLHOUSE_ASSIGN_OR_RETURN(teacher_, Teacher::Create(&runtime_, &document_, reserve));
     whole_ = teacher_->window_count() == 1 && slots_ >= tokens;
+    return spec_.method == BuildMethod::kCartridge && !whole_ ? PlanTraining() : absl::OkStatus();
+  }
+
+  // The larger the memory that is trained, the fewer rows at once.
+  absl::Status PlanTraining() {
+    const int64_t trained = CartridgeTrainer::kMemories * slots_ * runtime_.config().kv_bytes_per_slot();
+    const BuildLimits limits = Limits(trained);
+    if (trained > limits.trained_bytes) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "a memory of ", slots_, " slots takes ", BytesForPeople(trained),
+          " of the device while it is trained, and at most ", BytesForPeople(limits.trained_bytes),
+          " are allowed: ask for fewer slots, split the document into several corpora, or give the server more "
+          "(--device-memory)"));
+    }
+    if (limits.task_rows > 0) runtime_.task_rows = std::min(runtime_.task_rows, limits.task_rows);
+    checkpoint_rows_ = limits.checkpoint_rows;
     return absl::OkStatus();
+  }
+
+  BuildLimits Limits(int64_t trained) const {
+    const ModelConfig& config = services_.engine->weights().config;
+    return services_.device_bytes ? LimitsOfBuilds(config, *services_.device_bytes, trained) : BuildLimits();
   }
 
   absl::Status MakeMemory() {
@@ -437,7 +422,7 @@ class CacheBuilder::Impl {
     options.beta2 = t.beta2;
     options.seed = spec_.seed;
     options.task_rows = runtime_.task_rows;
-    options.checkpoint_rows = services_.limits.checkpoint_rows;
+    options.checkpoint_rows = checkpoint_rows_;
     std::vector<Conversation> training, held_out;
     for (const Conversation* c : training_) training.push_back(*c);
     for (const Conversation* c : held_out_) held_out.push_back(*c);
@@ -564,6 +549,7 @@ class CacheBuilder::Impl {
   std::unique_ptr<Teacher> teacher_;
   int64_t slots_ = 0;
   bool whole_ = false;  // the memory is the document's own keys and values
+  int64_t checkpoint_rows_ = 0;
   std::vector<const Conversation*> training_, held_out_;
   std::unique_ptr<CartridgeTrainer> trainer_;
   StartMemory result_;

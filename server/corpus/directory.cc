@@ -156,13 +156,17 @@ class Directory::Impl {
     if (ctx_.backend->fused().has_steps() && !IsPacked(*memory, options_.dtype)) {
       memory = PackMemory(ctx_, *memory, options_.dtype);
     }
+    // Without room it stays in the store, and the first query loads it or is told why it cannot.
+    if (!memory) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      return RemoveLocked(key);
+    }
     Resident resident(row.method, header, std::move(memory));
     const auto load = std::make_shared<Load>();
     std::unique_lock<std::mutex> lock(mutex_);
     RemoveLocked(key);
     // Queries that come while room is made wait for it like for a load.
     loads_[key] = load;
-    // Without room it stays in the store, and the first query loads it or is told why it cannot.
     if (MakeRoom(&lock, resident.bytes, load.get()).ok() && !load->stale) {
       load->pinned = MakePin(key, KeepLocked(key, std::move(resident)));
       load->pinned.was_resident = true;

@@ -7,45 +7,20 @@
 #include <mutex>
 #include <set>
 #include <thread>
-#include <unordered_map>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "kernels/base/logging.h"
 #include "kernels/base/trace.h"
 #include "server/engine/scheduler.h"
-#include "server/model/decode_steps.h"
+#include "server/engine/sequence.h"
+#include "server/engine/step_runner.h"
 
 namespace stillhouse {
 namespace {
 
 // How often attention on memories is measured, in steps: it is a gauge, not a ledger.
 constexpr int64_t kMeasureEvery = 8;
-
-// One request, from Submit to OnFinish. Touched by the engine's thread only, once it left the inbox.
-struct Sequence {
-  uint64_t id = 0;
-  GenerationRequest request;
-  std::shared_ptr<GenerationSink> sink;
-  int64_t pages = 0;  // committed for its whole life
-  int64_t token_limit = 0;
-  bool limited_by_context = false;
-
-  std::unique_ptr<SequenceState> state;
-  size_t prompt_done = 0;
-  int32_t last_token = -1;
-  std::unordered_map<int32_t, int32_t> counts;  // generated tokens, where penalties want them
-  GenerationUsage usage;
-  double mass_sum = 0.0;
-  int64_t mass_count = 0;
-  absl::Time submitted, started, first_token, previous_token;
-
-  bool decoding() const { return prompt_done == request.prompt.size(); }
-  bool penalised() const {
-    const SampleRow& s = request.sampling;
-    return s.repetition_penalty != 1.0f || s.frequency_penalty != 0.0f || s.presence_penalty != 0.0f;
-  }
-};
 
 struct Task {
   const std::function<absl::Status(const Context&)>* run = nullptr;
@@ -83,7 +58,7 @@ class Engine::Impl {
     ctx_.tape = nullptr;
     if (options_.vocabulary <= 0) options_.vocabulary = weights_->config.vocabulary;
     const int64_t model_limit = weights_->config.context_length;
-    if (options_.record_steps) decode_steps_ = std::make_unique<DecodeSteps>(ctx_, weights_, options_.vocabulary);
+    steps_ = std::make_unique<StepRunner>(ctx_, weights_, options_, &pages_);
     context_limit_ = options_.context_limit > 0 ? std::min(options_.context_limit, model_limit) : model_limit;
     thread_ = std::thread([this] { Loop(); });
   }
@@ -343,7 +318,6 @@ class Engine::Impl {
       lane->committed_pages += s->pages;
       s->started = absl::Now();
       s->usage.queue_time = s->started - s->submitted;
-      s->state = std::make_unique<SequenceState>(std::move(s->request.memories), &pages_);
       lane->running.push_back(std::move(s));
     }
   }
@@ -351,180 +325,69 @@ class Engine::Impl {
   // Runs one task or one step of the lane, without the lock.
   void RunTurn(std::unique_lock<std::mutex>* lock, Lane* lane, Priority priority) {
     // Tasks and steps of a lane take turns, so that neither starves the other.
-    const bool task_turn = !lane->tasks.empty() && (lane->running.empty() || (task_toggle_ = !task_toggle_));
-    if (task_turn) {
-      Task* task = lane->tasks.front();
-      lane->tasks.pop_front();
-      lock->unlock();
-      absl::Status status;
-      {
-        const Span span("engine task");
-        status = (*task->run)(ctx_);
-      }
-      lock->lock();
-      task->status = std::move(status);
-      task->done = true;
-      task_done_.notify_all();
-      drained_.notify_all();
-      return;
+    if (!lane->tasks.empty() && (lane->running.empty() || (task_toggle_ = !task_toggle_))) {
+      RunTask(lock, lane, priority);
+    } else {
+      RunStep(lock, lane, priority);
     }
+  }
+
+  void RunTask(std::unique_lock<std::mutex>* lock, Lane* lane, Priority priority) {
+    Task* task = lane->tasks.front();
+    lane->tasks.pop_front();
+    lock->unlock();
+    absl::Status status;
+    {
+      const Span span("engine task");
+      const DeviceMemoryWatch memory(ctx_.pool());
+      status = (*task->run)(ctx_);
+      if (priority == Priority::kBackground) {
+        if (status.ok()) status = memory.status();
+      } else if (memory.missing() > 0) {
+        steps_->WarnOfMemory(memory.missing());
+      }
+    }
+    lock->lock();
+    task->status = std::move(status);
+    task->done = true;
+    task_done_.notify_all();
+    drained_.notify_all();
+  }
+
+  void RunStep(std::unique_lock<std::mutex>* lock, Lane* lane, Priority priority) {
+    const bool interactive = priority == Priority::kInteractive;
     // Sequences are moved out of the lane only by this thread: the pointers stay valid without the lock.
     std::vector<Sequence*> running;
     for (const auto& s : lane->running) running.push_back(s.get());
-    const bool measure = priority == Priority::kInteractive && stats_.steps % kMeasureEvery == 0;
+    const bool measure = interactive && stats_.steps % kMeasureEvery == 0;
     lock->unlock();
-    std::vector<std::pair<Sequence*, Finished>> ended = Step(running, priority, measure);
+    const absl::Time begin = absl::Now();
+    StepRunner::Result step = steps_->Run(running, priority, measure);
+    if (options_.observer && interactive) {
+      options_.observer->OnStep(step.prefill_tokens, step.decode_tokens, absl::Now() - begin);
+    }
     lock->lock();
+    stats_.recorded_steps = steps_->recordings().steps;
+    stats_.recordings = steps_->recordings().recordings;
+    stats_.invalid_logits += step.invalid_logits;
+    if (interactive) {
+      for (const PlannedRows& planned : step.plan) {
+        shares_.Charge(running[static_cast<size_t>(planned.sequence)]->request.tenant, planned.rows);
+      }
+      stats_.prompt_tokens += step.prefill_tokens;
+      stats_.generated_tokens += step.drawn;
+    } else {
+      stats_.background_tokens += step.prefill_tokens + step.decode_tokens;
+    }
     std::vector<Finished> finished;
-    for (auto& [sequence, how] : ended) {
+    for (StepRunner::Ended& ended : step.ended) {
       auto it = std::find_if(lane->running.begin(), lane->running.end(),
-                             [target = sequence](const auto& s) { return s.get() == target; });
-      how.sequence = std::move(*it);
-      lane->committed_pages -= how.sequence->pages;
+                             [&](const auto& s) { return s.get() == ended.sequence; });
+      finished.push_back({std::move(*it), ended.reason, std::move(ended.status)});
+      lane->committed_pages -= finished.back().sequence->pages;
       lane->running.erase(it);
-      finished.push_back(std::move(how));
     }
     Deliver(lock, std::move(finished));
-  }
-
-  // Plan, Run, Commit. Returns the sequences that ended.
-  std::vector<std::pair<Sequence*, Finished>> Step(const std::vector<Sequence*>& running, Priority priority,
-                                                   bool measure) {
-    const Span span("engine step");
-    const absl::Time begin = absl::Now();
-    std::vector<RunningView> views;
-    for (const Sequence* s : running) {
-      views.push_back({static_cast<int64_t>(s->request.prompt.size() - s->prompt_done)});
-    }
-    const std::vector<PlannedRows> plan = PlanStep(views, options_.prefill_chunk);
-
-    Batch batch;
-    std::vector<Sequence*> drawing;  // sequences that get a token, in the order of their output rows
-    std::vector<int64_t> drawing_rows;
-    std::vector<std::pair<Sequence*, Finished>> ended;
-    int64_t prefill_tokens = 0, decode_tokens = 0;
-    bool memories = false;
-    for (const PlannedRows& planned : plan) {
-      Sequence* s = running[static_cast<size_t>(planned.sequence)];
-      absl::Status reserved = s->state->Reserve(planned.rows);
-      if (!reserved.ok()) {
-        // Pages were committed at admission, so this is memory that others hold beyond the engine's books.
-        ended.emplace_back(s, Finished{nullptr, FinishReason::kError, std::move(reserved)});
-        continue;
-      }
-      memories = memories || !s->state->memories().empty();
-      if (s->decoding()) {
-        batch.Add(s->state.get(), {&s->last_token, 1}, Batch::Outputs::kLast);
-        drawing.push_back(s);
-        drawing_rows.push_back(batch.rows() - 1);
-        ++decode_tokens;
-      } else {
-        const auto rows =
-            absl::MakeConstSpan(s->request.prompt).subspan(s->prompt_done, static_cast<size_t>(planned.rows));
-        s->prompt_done += rows.size();
-        batch.Add(s->state.get(), rows, s->decoding() ? Batch::Outputs::kLast : Batch::Outputs::kNone);
-        if (s->decoding()) {
-          drawing.push_back(s);
-          drawing_rows.push_back(batch.rows() - 1);
-        }
-        prefill_tokens += planned.rows;
-      }
-    }
-    if (batch.rows() > 0) {
-      const bool mass = measure && memories && decode_tokens > 0;
-      const std::vector<SampleRow> rows = SampleRows(drawing);
-      DecodeSteps::Result step;
-      // Steps of decoding sequences alone are run as recorded, where that is possible.
-      if (!(decode_steps_ && prefill_tokens == 0 && decode_steps_->Run(batch, rows, mass, &step))) {
-        ForwardOptions forward;
-        forward.measure_stored_mass = mass;
-        ForwardResult result = Forward(ctx_, *weights_, batch, forward);
-        step.stored_mass = std::move(result.stored_mass);
-        if (!drawing.empty()) {
-          const Span sample("sample");
-          step.tokens = Sample(ctx_, Logits(ctx_, *weights_, result.hidden), options_.vocabulary, rows);
-        }
-      }
-      for (size_t i = 0; mass && i < drawing.size(); ++i) {
-        if (drawing[i]->state->memories().empty()) continue;
-        drawing[i]->mass_sum += step.stored_mass[static_cast<size_t>(drawing_rows[i])];
-        ++drawing[i]->mass_count;
-      }
-      if (!drawing.empty()) Commit(step.tokens, drawing, priority, &ended);
-    }
-    const absl::Duration took = absl::Now() - begin;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      for (const PlannedRows& planned : plan) {
-        const Sequence* s = running[static_cast<size_t>(planned.sequence)];
-        if (priority == Priority::kInteractive) shares_.Charge(s->request.tenant, planned.rows);
-      }
-      if (decode_steps_) {
-        stats_.recorded_steps = decode_steps_->stats().steps;
-        stats_.recordings = decode_steps_->stats().recordings;
-      }
-      if (priority == Priority::kInteractive) {
-        stats_.prompt_tokens += prefill_tokens;
-        stats_.generated_tokens += static_cast<int64_t>(drawing.size());
-      } else {
-        stats_.background_tokens += prefill_tokens + decode_tokens;
-      }
-    }
-    if (options_.observer && priority == Priority::kInteractive) {
-      options_.observer->OnStep(prefill_tokens, decode_tokens, took);
-    }
-    return ended;
-  }
-
-  static std::vector<SampleRow> SampleRows(const std::vector<Sequence*>& drawing) {
-    std::vector<SampleRow> rows;
-    for (Sequence* s : drawing) {
-      SampleRow row = s->request.sampling;
-      row.step = static_cast<uint64_t>(s->usage.completion_tokens);
-      row.history.assign(s->counts.begin(), s->counts.end());
-      rows.push_back(std::move(row));
-    }
-    return rows;
-  }
-
-  void Commit(const std::vector<SampledToken>& drawn, const std::vector<Sequence*>& drawing, Priority priority,
-              std::vector<std::pair<Sequence*, Finished>>* ended) {
-    const Span span("commit");
-    const absl::Time now = absl::Now();
-    for (size_t i = 0; i < drawing.size(); ++i) {
-      Sequence* s = drawing[i];
-      const SampledToken& token = drawn[i];
-      if (token.invalid) {
-        std::lock_guard<std::mutex> lock(mutex_);
-        ++stats_.invalid_logits;
-        ended->emplace_back(s,
-                            Finished{nullptr, FinishReason::kError,
-                                     absl::InternalError("the model gave no valid distribution for the next token")});
-        continue;
-      }
-      if (s->usage.completion_tokens == 0) {
-        s->first_token = now;
-        s->usage.prefill_time = now - s->started;
-        s->usage.first_token_time = now - s->submitted;
-      } else if (options_.observer && priority == Priority::kInteractive) {
-        options_.observer->OnTokenGap(now - s->previous_token);
-      }
-      s->previous_token = now;
-      s->last_token = token.id;
-      ++s->usage.completion_tokens;
-      if (s->penalised()) ++s->counts[token.id];
-      const bool go_on = s->sink->OnToken(token);
-      const auto& stops = s->request.stop_ids;
-      if (!s->request.ignore_stop_ids && std::find(stops.begin(), stops.end(), token.id) != stops.end()) {
-        ended->emplace_back(s, Finished{nullptr, FinishReason::kStopId, absl::OkStatus()});
-      } else if (!go_on) {
-        ended->emplace_back(s, Finished{nullptr, FinishReason::kSink, absl::OkStatus()});
-      } else if (s->usage.completion_tokens >= s->token_limit) {
-        ended->emplace_back(
-            s, Finished{nullptr, s->limited_by_context ? FinishReason::kContextFull : FinishReason::kMaxTokens,
-                        absl::OkStatus()});
-      }
-    }
   }
 
   // Frees what the sequences held, then tells their sinks, without the lock.
@@ -543,7 +406,7 @@ class Engine::Impl {
         for (const auto& memory : s.state->memories()) s.usage.kv_bytes += memory->canonical_bytes();
         s.state.reset();
       } else {
-        s.usage.queue_time = now - s.submitted;
+        if (s.started == absl::InfiniteFuture()) s.usage.queue_time = now - s.submitted;
         s.request.memories.clear();
       }
       if (s.usage.completion_tokens > 0) s.usage.decode_time = now - s.first_token;
@@ -564,7 +427,7 @@ class Engine::Impl {
   const std::shared_ptr<const Weights> weights_;
   EngineOptions options_;
   PagePool pages_;
-  std::unique_ptr<DecodeSteps> decode_steps_;  // used by the engine's thread
+  std::unique_ptr<StepRunner> steps_;  // used by the engine's thread
   int64_t context_limit_ = 0;
 
   std::mutex mutex_;

@@ -88,7 +88,9 @@ class Engine {
 
   // Runs `task` on the engine's thread between steps, when its priority's turn comes, and waits for it: training steps,
   // prefills of teachers, scoring. Keep a background task under about a second. Returns the task's status, or
-  // UNAVAILABLE if the engine stops first, or the deadline's DEADLINE_EXCEEDED if it passed before the task started.
+  // UNAVAILABLE if the engine stops first, the deadline's DEADLINE_EXCEEDED if it passed before the task started, or
+  // RESOURCE_EXHAUSTED if the device had not the memory for a background task: it ran, and what it made may lie in host
+  // memory, to be dropped.
   absl::Status Execute(Priority priority, const std::function<absl::Status(const Context&)>& task,
                        absl::Time deadline = absl::InfiniteFuture());
 

@@ -83,11 +83,12 @@ absl::StatusOr<MemoryPlan> PlanMemory(const ModelConfig& config, const MemoryReq
   return plan;
 }
 
-BuildLimits LimitsOfBuilds(const ModelConfig& config, int64_t builds) {
+BuildLimits LimitsOfBuilds(const ModelConfig& config, int64_t builds, int64_t trained) {
   BuildLimits limits;
   // Queries of self-study may read a copy of the document in their own layout, so it counts twice.
   limits.teacher_bytes = std::min(limits.teacher_bytes, builds / 4);
-  const int64_t training = builds - 2 * limits.teacher_bytes;
+  limits.trained_bytes = builds - 2 * limits.teacher_bytes;
+  const int64_t training = std::max<int64_t>(0, limits.trained_bytes - trained);
   limits.task_rows = std::clamp(training / TrainingRowBytes(config), kLeastTask, kLargestTask);
   // Every layer's activations are kept.
   const int64_t kept = WithSlack(config.layers * RowBytes(config));

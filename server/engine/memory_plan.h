@@ -3,6 +3,7 @@
 #define STILLHOUSE_SERVER_ENGINE_MEMORY_PLAN_H_
 
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -41,8 +42,11 @@ struct BuildLimits {
   int64_t teacher_bytes = int64_t{6} << 30;  // keys and values of the document
   int64_t task_rows = 0;                     // rows of one pass; 0: what suits the device
   int64_t checkpoint_rows = 2048;            // a training pass of more recomputes layers
+  // Of the memory that is trained, with its gradients and moments.
+  int64_t trained_bytes = std::numeric_limits<int64_t>::max();
 };
-BuildLimits LimitsOfBuilds(const ModelConfig& config, int64_t builds);
+// For one that trains a memory of `trained` bytes, or none.
+BuildLimits LimitsOfBuilds(const ModelConfig& config, int64_t builds, int64_t trained = 0);
 
 // "3.2 GiB (3435973836 bytes)".
 std::string BytesForPeople(int64_t bytes);

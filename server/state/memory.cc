@@ -94,9 +94,10 @@ std::shared_ptr<Memory> PackMemory(const Context& ctx, const Memory& memory, DTy
   if (memory.layers.empty()) return out;
   const int64_t layers = static_cast<int64_t>(memory.layers.size());
   const LayerKv& first = memory.layers[0];
-  const Tensor all = ctx.Empty(dtype, {layers, 2, first.k.dim(0), memory.slots, first.k.dim(2)});
+  const Tensor all = Tensor::TryEmpty(ctx.pool(), dtype, {layers, 2, first.k.dim(0), memory.slots, first.k.dim(2)});
   Tensor beta;
-  if (first.beta) beta = ctx.EmptyF32({layers, first.k.dim(0), memory.slots});
+  if (first.beta) beta = Tensor::TryEmpty(ctx.pool(), DType::kF32, {layers, first.k.dim(0), memory.slots});
+  if (!all || beta.defined() != first.beta.defined()) return nullptr;
   for (int64_t i = 0; i < layers; ++i) {
     const LayerKv& from = memory.layers[static_cast<size_t>(i)];
     LayerKv to{all.Select(0, i).Select(0, 0), all.Select(0, i).Select(0, 1), Tensor()};

@@ -45,6 +45,7 @@ std::vector<BufferExtent> Extents(const Memory& memory);
 std::optional<KvLayers> LayersOf(const Memory& memory);
 
 // A copy in one buffer [layers, 2, kv_heads, slots, head_dim] of `dtype`, f32 or bf16: as decode steps read it best.
+// Null if the device has no memory left for it.
 std::shared_ptr<Memory> PackMemory(const Context& ctx, const Memory& memory, DType dtype);
 // Whether it is what PackMemory would give.
 bool IsPacked(const Memory& memory, DType dtype);

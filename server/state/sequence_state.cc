@@ -67,7 +67,7 @@ std::shared_ptr<const Memory> PagePool::Fitting(std::shared_ptr<const Memory> me
     if (std::shared_ptr<const Memory> copy = found->second.copy.lock()) return copy;
   }
   std::shared_ptr<const Memory> copy = PackMemory(ctx_, *memory, dtype_);
-  copies_[memory.get()] = {memory, copy};
+  if (copy) copies_[memory.get()] = {memory, copy};
   return copy;
 }
 
@@ -79,7 +79,11 @@ uint64_t SequenceState::NextId() {
 SequenceState::SequenceState(std::vector<std::shared_ptr<const Memory>> memories, PagePool* pool)
     : memories_(std::move(memories)), pool_(pool) {
   for (auto& memory : memories_) {
-    if (pool) memory = pool->Fitting(std::move(memory));
+    if (pool) {
+      std::shared_ptr<const Memory> fitting = pool->Fitting(memory);
+      fits_ = fits_ && fitting != nullptr;
+      if (fitting) memory = std::move(fitting);
+    }
     start_position_ += memory->next_position;
     if (memory->slots == 0) continue;
     std::optional<KvLayers> layers = LayersOf(*memory);
@@ -100,6 +104,10 @@ int64_t SequenceState::stored_slots() const {
 
 absl::Status SequenceState::Reserve(int64_t count) {
   STILLHOUSE_CHECK(pool_ != nullptr);
+  if (!fits_) {
+    return absl::ResourceExhaustedError(
+        "the device has no memory left for a copy of the cache in the layout that queries read: try again later");
+  }
   const int64_t wanted = (rows_ + count + PagePool::kPageSlots - 1) / PagePool::kPageSlots;
   const int64_t missing = wanted - pages();
   return missing > 0 ? pool_->Take(missing, &pages_) : absl::OkStatus();

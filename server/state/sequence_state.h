@@ -37,7 +37,7 @@ class PagePool {
   void Return(std::vector<Tensor> pages);
 
   // The memory as sequences with these pages attend to it: itself, or a copy in the pages' type and the layout of
-  // decode steps, the same one as long as somebody holds it.
+  // decode steps, the same one as long as somebody holds it. Null if the device has no memory left for the copy.
   std::shared_ptr<const Memory> Fitting(std::shared_ptr<const Memory> memory);
 
  private:
@@ -109,6 +109,7 @@ class SequenceState {
   std::vector<Tensor> pages_;
   std::vector<KvLayers> memory_layers_;
   bool layered_ = true;
+  bool fits_ = true;  // there was memory for copies of the memories
   uint64_t id_ = NextId();
   int64_t start_position_ = 0;
   int64_t rows_ = 0;

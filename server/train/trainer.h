@@ -80,6 +80,10 @@ class CartridgeTrainer {
   // DATA_LOSS if the bytes do not fit this trainer.
   absl::Status Restore(const Context& ctx, std::string_view bytes);
 
+  // What a trainer and its result take, in memories of so many slots: what it starts from, the values, the best ones,
+  // both moments, the gradient, a task's own gradient, and a copy of the best.
+  static constexpr int64_t kMemories = 8;
+
  private:
   enum class Phase : uint8_t { kEvaluate, kStep, kDone };
   // Values of the trained tensors: [layers, kv_heads, slots, head_dim] twice, [layers, kv_heads, slots] or empty.

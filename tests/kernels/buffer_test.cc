@@ -145,6 +145,32 @@ TEST(BufferPool, OneThatKeepsItsBlocksAsksOthersOnly) {
   EXPECT_EQ(keeping.Allocate(kSmall)->data(), block);
 }
 
+TEST(BufferPool, WorkThatHasBegunEndsInTheOverflow) {
+  auto memory = std::make_shared<CountedMemory>(), overflow = std::make_shared<CountedMemory>();
+  BufferPool pool(std::make_shared<BoundedMemory>(memory, 2 * kLarge), 2 * kLarge, /*keeps=*/false, overflow);
+  auto held = pool.Allocate(2 * kLarge);
+  EXPECT_EQ(pool.overflowed_bytes(), 0u);
+  {
+    const auto beyond = pool.Allocate(kLarge);
+    EXPECT_EQ(overflow->held, kLarge);
+    EXPECT_EQ(pool.overflowed_bytes(), kLarge);
+    EXPECT_EQ(pool.lent_bytes(), 2 * kLarge);
+  }
+  // It goes back at once: whoever can be refused is, and what comes later finds the device's own.
+  EXPECT_EQ(overflow->held, 0u);
+  EXPECT_EQ(pool.TryAllocate(kLarge), nullptr);
+  held.reset();
+  EXPECT_NE(pool.Allocate(kLarge), nullptr);
+  EXPECT_EQ(pool.overflowed_bytes(), kLarge);
+  EXPECT_EQ(overflow->held, 0u);
+}
+
+TEST(BufferPoolDeathTest, NoMemoryAnywhereIsSaid) {
+  const auto full = std::make_shared<BoundedMemory>(HostMemory(), 0);
+  EXPECT_DEATH(BufferPool(full).Allocate(kLarge), "out of memory: 4096 bytes");
+  EXPECT_DEATH(BufferPool(full, 0, /*keeps=*/false, full).Allocate(kLarge), "the host has none left either");
+}
+
 TEST(BoundedMemory, RacingCallersStayWithinTheLimit) {
   BoundedMemory bound(HostMemory(), 10 * static_cast<int64_t>(kLarge));
   std::atomic<int64_t> most{0};

@@ -61,10 +61,18 @@ inline bool CudaForTests() {
   if (CudaForTests()) GTEST_SKIP() << "a test of the CPU backend"
 
 // A backend of the kind under test with this many host threads; null where the machine has no GPU.
+// STILLHOUSE_TEST_MEMORY=BYTES bounds the device's memory: with 0 all work is done in host memory (BufferPool's
+// overflow).
 inline std::unique_ptr<Backend> MakeBackendForTests(int threads) {
-  if (!CudaForTests()) return MakeCpuBackend({.threads = threads, .isa = IsaForTests()});
-  auto backend = MakeCudaBackend({.threads = threads});
-  return backend.ok() ? *std::move(backend) : nullptr;
+  std::unique_ptr<Backend> backend;
+  if (!CudaForTests()) {
+    backend = MakeCpuBackend({.threads = threads, .isa = IsaForTests()});
+  } else if (auto cuda = MakeCudaBackend({.threads = threads}); cuda.ok()) {
+    backend = *std::move(cuda);
+  }
+  const char* limit = std::getenv("STILLHOUSE_TEST_MEMORY");
+  if (backend && limit) backend->LimitMemory(std::atoll(limit));
+  return backend;
 }
 
 // Three threads, so that work is split even where the machine has fewer cores.

@@ -37,6 +37,7 @@ class StepBackend final : public Backend {
   void Download(const Tensor& device, void* host) override { inner_->Download(device, host); }
   void Copy(const Tensor& from, const Tensor& to) override { inner_->Copy(from, to); }
   void Zero(const Tensor& tensor) override { inner_->Zero(tensor); }
+  void LimitMemory(int64_t bytes) override { inner_->LimitMemory(bytes); }
   const char* name() const override { return "cpu steps"; }
   const KernelTable& kernels() const override { return Table(); }
   ThreadPool& threads() override { return inner_->threads(); }

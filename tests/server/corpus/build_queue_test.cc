@@ -2,6 +2,10 @@
 
 #include <gmock/gmock.h>
 
+#include <functional>
+#include <future>
+#include <utility>
+
 #include "tests/server/corpus/corpus_fixture.h"
 
 namespace stillhouse {
@@ -102,6 +106,29 @@ TEST_F(BuildQueueTest, OneBuildPerCacheAndReplaceOnRequest) {
   spec.compression_ratio = 5.0;
   EXPECT_EQ(WaitFor(Enqueue(spec)).row.state, OperationState::kSucceeded);
   EXPECT_GT(rig_->directory->Pin("acme", "book", "k")->memory->slots, old->memory->slots);
+}
+
+TEST_F(BuildQueueTest, ABuildThatIsDoneIsNotInTheWayOfTheNext) {
+  // Between the end that others can read and the last of the build.
+  class AtTheEnd final : public BuildObserver {
+   public:
+    void OnEnd(BuildMethod, const absl::Status&) override {
+      if (std::function<void()> call = std::exchange(once, nullptr)) call();
+    }
+    std::function<void()> once;
+  } observer;
+  queue_.reset();
+  options_.observer = &observer;
+  Start();
+  BuildSpec spec = SmallSpec(BuildMethod::kFull, "book", "k");
+  spec.replace = true;
+  std::promise<absl::StatusOr<BuildInfo>> next;
+  observer.once = [&] { next.set_value(queue_->Enqueue(spec, "")); };
+  EXPECT_EQ(WaitFor(Enqueue(spec)).row.state, OperationState::kSucceeded);
+  const absl::StatusOr<BuildInfo> second = next.get_future().get();
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_EQ(WaitFor(*second).row.state, OperationState::kSucceeded);
+  queue_.reset();
 }
 
 TEST_F(BuildQueueTest, ARequestIdMakesOneBuild) {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <map>
 
+#include "kernels/tensor/bounded_memory.h"
 #include "nlohmann/json.hpp"
 #include "tests/server/corpus/corpus_fixture.h"
 
@@ -37,7 +38,9 @@ class BuilderTest : public CorpusTest {
       return absl::OkStatus();
     };
     hooks.save_every = absl::ZeroDuration();
-    CacheBuilder builder(rig_->services(), spec, "build-" + spec.corpus_id + "-" + spec.cache_id, hooks);
+    BuildServices services = rig_->services();
+    services.device_bytes = device_bytes_;
+    CacheBuilder builder(services, spec, "build-" + spec.corpus_id + "-" + spec.cache_id, hooks);
     builder.Resume(checkpoint_, progress_);
     absl::StatusOr<ArtifactRow> row = builder.Run();
     checks_ = checks;
@@ -74,6 +77,7 @@ class BuilderTest : public CorpusTest {
   BuildProgress progress_;
   std::set<BuildStage> stages_;
   std::function<void(int64_t)> on_check_;
+  std::optional<int64_t> device_bytes_;
   int64_t cancel_at_ = -1;
   int64_t checks_ = 0;
 };
@@ -291,6 +295,51 @@ TEST_F(BuilderTest, CancelsBetweenTasks) {
     EXPECT_EQ(stats.pages_free, stats.pages_total);
     EXPECT_FALSE(rig_->store->GetArtifact("acme", "book", "k").ok());
   }
+}
+
+TEST_F(BuilderTest, WhatCannotFitItsPartOfTheDeviceIsRefusedBeforeTheWork) {
+  rig_->Upload("book", StoryOf(100));
+  BuildSpec spec = SmallSpec(BuildMethod::kCartridge, "book", "k");
+  ASSERT_TRUE(Build(spec).ok());
+  const int64_t document =
+      static_cast<int64_t>(Pin(spec).header.corpus_tokens) * rig_->model.weights->config.kv_bytes_per_slot();
+  const auto refused = [&](int64_t device_bytes) {
+    Fresh();
+    device_bytes_ = device_bytes;
+    const absl::Status status = Build(spec).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    EXPECT_EQ(stages_, (std::set<BuildStage>{BuildStage::kTokenising}));
+    return std::string(status.message());
+  };
+  spec.cache_id = "large";
+  spec.compression_ratio = 1.2;
+  EXPECT_THAT(refused(6 * document), HasSubstr("ask for fewer slots"));
+  EXPECT_THAT(refused(3 * document), HasSubstr("split the document"));
+  Fresh();
+  spec.compression_ratio = 10;
+  device_bytes_ = 6 * document;
+  EXPECT_TRUE(Build(spec).ok());
+}
+
+TEST_F(BuilderTest, OneThatTheDeviceHasNoMemoryForFailsAndGoesOnWhenThereIs) {
+  rig_->Upload("book", StoryOf(100));
+  const BuildSpec spec = SmallSpec(BuildMethod::kCartridge, "book", "k");
+  for (int64_t at : {2, 10, 20, 30}) {
+    on_check_ = [&](int64_t checks) {
+      if (checks != at) return;
+      rig_->ctx.pool().Trim();
+      rig_->backend->LimitMemory(rig_->backend->memory().taken);
+    };
+    const absl::Status status = Build(spec).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << at << ": " << status;
+    const EngineStats stats = rig_->engine->stats();
+    EXPECT_EQ(stats.background_running + stats.background_waiting, 0);
+    EXPECT_EQ(stats.pages_free, stats.pages_total);
+    EXPECT_FALSE(rig_->store->GetArtifact("acme", "book", "k").ok());
+    rig_->backend->LimitMemory(BoundedMemory::kNoLimit);
+  }
+  on_check_ = nullptr;
+  EXPECT_TRUE(Build(spec).ok());
 }
 
 TEST_F(BuilderTest, ACorpusDeletedMeanwhileEndsTheBuild) {

@@ -354,5 +354,50 @@ TEST_F(DeviceMemoryTest, ALimitRefusesAndNothingDies) {
   ctx_.pool().SetReclaimer(nullptr);
 }
 
+TEST_F(DeviceMemoryTest, WorkThatFindsNoMemoryEndsInTheHosts) {
+  Open(2 * MemoryBytes(), 0);
+  const std::shared_ptr<const Memory> memory = Pin(0)->memory;
+  const std::vector<float> logits = LogitsBehind(memory);
+  const size_t before = ctx_.pool().overflowed_bytes();
+  EXPECT_EQ(before, 0u);
+  const auto fill_device = [this](int64_t pages) {
+    backend_->Synchronize();
+    ctx_.pool().Trim();
+    backend_->LimitMemory(backend_->memory().taken + pages * engine_->pages().page_bytes());
+  };
+  fill_device(1);
+  EXPECT_EQ(LogitsBehind(memory), logits);
+  EXPECT_GT(ctx_.pool().overflowed_bytes(), before);
+  fill_device(0);
+  const absl::Status build = engine_->Execute(Priority::kBackground, [](const Context& ctx) {
+    ctx.backend->Zero(ctx.EmptyF32({int64_t{1} << 20}));
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(build.code(), absl::StatusCode::kResourceExhausted) << build;
+  // Steps that cannot be recorded for want of memory have their tokens all the same.
+  fill_device(3);
+  std::vector<std::shared_ptr<Answer>> answers;
+  for (int i = 0; i < 3; ++i) {
+    GenerationRequest request;
+    request.prompt = {1, 504, 827, 29, 315};
+    request.memories.push_back(memory);
+    request.sampling.temperature = 0;
+    request.max_tokens = 20;
+    request.ignore_stop_ids = true;
+    answers.push_back(std::make_shared<Answer>());
+    ASSERT_TRUE(engine_->Submit(std::move(request), answers.back()).ok());
+  }
+  for (const auto& answer : answers) {
+    answer->Wait();
+    EXPECT_TRUE(answer->status.ok()) << answer->status;
+    EXPECT_EQ(answer->ids.size(), 20u);
+  }
+  EXPECT_LE(backend_->memory().taken, backend_->memory().limit);
+  backend_->LimitMemory(int64_t{1} << 60);
+  EXPECT_EQ(LogitsBehind(memory), logits);
+  EXPECT_EQ(Generate(0, 20).size(), 20u);
+  EXPECT_GT(engine_->stats().recorded_steps, 0);
+}
+
 }  // namespace
 }  // namespace stillhouse

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <thread>
 
+#include "kernels/tensor/bounded_memory.h"
 #include "server/model/forward.h"
 #include "tests/server/corpus/directory_fixture.h"
 
@@ -187,6 +188,32 @@ TEST_F(DirectoryTest, AHeldMemoryOutlivesItsName) {
   EXPECT_EQ(directory->Pin("acme", "book", "a").status().code(), absl::StatusCode::kResourceExhausted);
   *held = PinnedMemory();
   EXPECT_TRUE(directory->Pin("acme", "book", "a").ok());
+}
+
+TEST_F(DirectoryTest, WithoutDeviceMemoryNoCopyIsMade) {
+  const Context& ctx = rig_->ctx;
+  const std::shared_ptr<const Memory> memory = MakeMemory(16, 1.0f);
+  const ArtifactRow row = Put("a", *memory, rig_->prints);
+  auto directory = MakeDirectory(1 << 20);
+  const ArtifactHeader header = directory->Pin("acme", "book", "a")->header;
+  directory->Forget("acme", "book", "a");
+  PagePool pages(ctx, rig_->model.weights->config, 1 << 20);
+  ctx.pool().Trim();
+  rig_->backend->LimitMemory(rig_->backend->memory().taken);
+  EXPECT_EQ(PackMemory(ctx, *memory, DType::kF32), nullptr);
+  if (ctx.backend->fused().has_steps()) {
+    SequenceState state({memory}, &pages);
+    const absl::Status status = state.Reserve(1);
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("layout"));
+    directory->Publish("acme", "book", "a", row, header, memory);
+    EXPECT_FALSE(directory->IsResident("acme", "book", "a"));
+  }
+  EXPECT_EQ(ctx.pool().overflowed_bytes(), 0u);
+  rig_->backend->LimitMemory(BoundedMemory::kNoLimit);
+  EXPECT_TRUE(directory->Pin("acme", "book", "a").ok());
+  SequenceState state({memory}, &pages);
+  EXPECT_TRUE(state.Reserve(1).ok());
 }
 
 TEST_F(DirectoryTest, PublishReplacesAtOnce) {

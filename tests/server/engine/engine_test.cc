@@ -9,6 +9,7 @@
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "kernels/tensor/bounded_memory.h"
 #include "tests/server/model/loaded_model.h"
 
 namespace stillhouse {
@@ -392,6 +393,55 @@ TEST_F(EngineTest, ExecuteReturnsItsStatusAndHonoursDeadlines) {
                 .code(),
             absl::StatusCode::kDeadlineExceeded);
   EXPECT_FALSE(ran);
+}
+
+TEST_F(EngineTest, WorkThatTheDeviceHasNoMemoryForFailsAloneAndQueriesGoOn) {
+  auto engine = Start();
+  const std::vector<int32_t> prompt = Prompt("to the end");
+  const std::vector<int32_t> alone = Generate(*engine, Request(prompt, 10));
+  const BufferPool& pool = model_.ctx.pool();
+  const auto fill_device = [&](int64_t but) {
+    model_.ctx.pool().Trim();
+    model_.backend->LimitMemory(model_.backend->memory().taken + but);
+  };
+  const auto task = [](const Context& ctx) {
+    const Tensor work = ctx.EmptyF32({1 << 18});
+    ctx.backend->Zero(work);
+    return absl::OkStatus();
+  };
+  fill_device(0);
+  const absl::Status build = engine->Execute(Priority::kBackground, task);
+  EXPECT_EQ(build.code(), absl::StatusCode::kResourceExhausted) << build;
+  EXPECT_THAT(std::string(build.message()), ::testing::HasSubstr("lacks 0.001 GiB (1048576 bytes)"));
+  EXPECT_THAT(std::string(build.message()), ::testing::HasSubstr("--device-memory"));
+  EXPECT_TRUE(engine->Execute(Priority::kInteractive, task).ok());
+
+  // A query whose pages are there has its answer.
+  fill_device(engine->pages().page_bytes());
+  size_t before = pool.overflowed_bytes();
+  EXPECT_EQ(Generate(*engine, Request(prompt, 10)), alone);
+  EXPECT_GT(pool.overflowed_bytes(), before);
+  fill_device(engine->pages().page_bytes());
+  GenerationRequest study = Request(prompt, 10);
+  study.priority = Priority::kBackground;
+  auto sink = std::make_shared<Collector>();
+  ASSERT_TRUE(engine->Submit(study, sink).ok());
+  ASSERT_TRUE(sink->WaitFinished());
+  EXPECT_EQ(sink->reason_, FinishReason::kError);
+  EXPECT_EQ(sink->status_.code(), absl::StatusCode::kResourceExhausted) << sink->status_;
+  // And one whose pages are not is told so.
+  fill_device(0);
+  sink = std::make_shared<Collector>();
+  ASSERT_TRUE(engine->Submit(Request(prompt, 10), sink).ok());
+  ASSERT_TRUE(sink->WaitFinished());
+  EXPECT_EQ(sink->status_.code(), absl::StatusCode::kResourceExhausted) << sink->status_;
+
+  model_.backend->LimitMemory(BoundedMemory::kNoLimit);
+  before = pool.overflowed_bytes();
+  EXPECT_TRUE(engine->Execute(Priority::kBackground, task).ok());
+  EXPECT_EQ(Generate(*engine, study), alone);
+  EXPECT_EQ(pool.overflowed_bytes(), before);
+  EXPECT_EQ(engine->stats().pages_free, engine->stats().pages_total);
 }
 
 TEST_F(EngineTest, DrainWaitsAndThenRefuses) {

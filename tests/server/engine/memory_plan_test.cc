@@ -103,6 +103,12 @@ TEST(MemoryPlan, BuildsStayWithinTheirPart) {
   EXPECT_LT(tight.task_rows, 16384);
   EXPECT_GE(tight.task_rows, 256);
   EXPECT_LT(tight.checkpoint_rows, 2048);
+  // A memory that is trained takes its room from the rows.
+  EXPECT_EQ(tight.trained_bytes, 4 * kGiB);
+  const BuildLimits trains = LimitsOfBuilds(large, 8 * kGiB, 2 * kGiB);
+  EXPECT_LT(trains.task_rows, tight.task_rows);
+  EXPECT_GT(trains.task_rows, 256);
+  EXPECT_LT(trains.checkpoint_rows, tight.checkpoint_rows);
 }
 
 TEST(MemoryPlan, BytesAreWrittenForPeople) {

@@ -1,41 +1,21 @@
 #include "server/metrics/metrics.h"
 
-#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <set>
 #include <string>
 
 #include "absl/strings/match.h"
 #include "server/metrics/metric_table.h"
+#include "tests/server/metrics/http_exchange.h"
 
 namespace stillhouse {
 namespace {
 
 using ::testing::HasSubstr;
+using testing::HttpGet;
 using ::testing::Not;
-
-// One plain HTTP/1.0 exchange on loopback.
-std::string HttpGet(int port, const std::string& path) {
-  const int fd = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  std::string answer;
-  if (connect(fd, reinterpret_cast<sockaddr*>(&address), sizeof(address)) == 0) {
-    const std::string request = "GET " + path + " HTTP/1.0\r\nHost: localhost\r\n\r\n";
-    EXPECT_EQ(write(fd, request.data(), request.size()), static_cast<ssize_t>(request.size()));
-    char buffer[4096];
-    for (ssize_t n; (n = read(fd, buffer, sizeof(buffer))) > 0;) answer.append(buffer, static_cast<size_t>(n));
-  }
-  close(fd);
-  return answer;
-}
 
 TEST(MetricTableTest, FollowsTheConventions) {
   std::set<std::string> names;
@@ -53,7 +33,7 @@ TEST(MetricTableTest, FollowsTheConventions) {
     }
     for (const MetricLabel& label : spec.labels) {
       EXPECT_THAT((std::set<std::string>{"corpus", "request", "request_id", "cache"}),
-                  Not(testing::Contains(label.name)))
+                  Not(::testing::Contains(label.name)))
           << name;
     }
     EXPECT_EQ(std::string(spec.help).back(), '.') << name;
