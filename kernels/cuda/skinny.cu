@@ -34,8 +34,16 @@ constexpr int kDepth = 64;    // of K: a block of a stage
 constexpr int kBoxRows = 32;  // of the weight, in a copy
 constexpr int kMostStages = 12;
 constexpr int kAlign = 1024;  // of what the tensor cores read
-// Two blocks fit a multiprocessor, so that a kernel's first weights come while the one before it ends.
+// Two blocks fit a multiprocessor, so that a kernel's first weights come while the one before it ends. But not two of
+// one launch: where some multiprocessors held two and others none, the former would finish last by far. So a launch
+// that adds to its output has more than half the registers (of idle warps), any other more than half the shared memory:
+// in a layer they take turns.
 constexpr int kSharedOfTwo = 100 * 1024, kSharedOfOne = 208 * 1024;
+constexpr int kMoreThanHalfShared = 116 * 1024;
+constexpr int kRegisters = 64 * 1024;  // of a multiprocessor
+constexpr int kMostThreads = 640;
+// So many stages before its last one a block lets the next kernel start.
+constexpr int kEarlier = 4;
 // A tile of at most so many bytes is one block's: adding parts up would take longer than reading the rest of it.
 constexpr int64_t kWholeTile = 128 * 1024;
 constexpr int kLeastPart = 3;  // stages of a block
@@ -96,7 +104,7 @@ __device__ __forceinline__ void Fetch(const KernelParams& p, char* stages, uint6
   };
   const int first = min(end, begin + p.stages);
   for (int stage = begin; stage < first; ++stage) ask_weights(stage, stage - begin);
-  if (first == end) LetNextKernelStart();
+  if (end - first <= kEarlier) LetNextKernelStart();
   WaitForPreviousKernel();
   for (int stage = begin; stage < first; ++stage) ask_x(stage, stage - begin);
   int slot = 0, phase = 0;
@@ -104,12 +112,12 @@ __device__ __forceinline__ void Fetch(const KernelParams& p, char* stages, uint6
     WaitPhase(&empty[slot], phase);
     ask_weights(stage, slot);
     ask_x(stage, slot);
+    if (end - 1 - stage == kEarlier) LetNextKernelStart();
     if (++slot == p.stages) {
       slot = 0;
       phase ^= 1;
     }
   }
-  LetNextKernelStart();
 }
 
 // Sums that go from block to block: each float says itself that it has come, by not being kAbsent, a NaN that no sum
@@ -174,7 +182,7 @@ __device__ __forceinline__ void TakeSums(const KernelParams& p, int tile, float 
 }
 
 template <int kBatch>
-__global__ void __launch_bounds__(Tile<kBatch>::kThreads, 2) SkinnyKernel(const __grid_constant__ KernelParams p) {
+__global__ void __launch_bounds__(kMostThreads, 1) SkinnyKernel(const __grid_constant__ KernelParams p) {
   using T = Tile<kBatch>;
   extern __shared__ unsigned char skinny_shared[];
   __shared__ uint64_t full[kMostStages], empty[kMostStages];
@@ -200,6 +208,7 @@ __global__ void __launch_bounds__(Tile<kBatch>::kThreads, 2) SkinnyKernel(const 
     if (lane == 0) Fetch<kBatch>(p, stages, full, empty);
     return;
   }
+  if (thread > T::kWorkers) return;
 
   WaitForPreviousKernel();
   if (p.squares) {
@@ -284,6 +293,18 @@ auto WithTile(int m, const Body& body) {
   return body(Tile<16>());
 }
 
+// Threads of a block that has more than half the registers of a multiprocessor.
+template <int kBatch>
+int MoreThanHalfThreads() {
+  static const int threads = [] {
+    cudaFuncAttributes attributes;
+    STILLHOUSE_CUDA_CHECK(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(SkinnyKernel<kBatch>)));
+    const int of_warp = static_cast<int>(CeilDiv(attributes.numRegs, 8)) * 8 * kWarp;
+    return std::max((kRegisters / 2 / of_warp + 1) * kWarp, Tile<kBatch>::kThreads);
+  }();
+  return threads;
+}
+
 template <int kBatch>
 void Launch(Tile<kBatch>, const SkinnyParams& p, const SkinnySchedule& schedule, cudaStream_t stream) {
   using T = Tile<kBatch>;
@@ -299,8 +320,16 @@ void Launch(Tile<kBatch>, const SkinnyParams& p, const SkinnySchedule& schedule,
   kernel.eps = p.eps;
   kernel.finish = FinishOf(p, T::kRows);
   kernel.partials = static_cast<float4*>(p.partials);
-  LaunchKernelEarly(SkinnyKernel<kBatch>, static_cast<unsigned>(schedule.blocks), T::kThreads,
-                    schedule.stages * T::kStageBytes + kAlign, stream, kernel);
+  PreferShared(SkinnyKernel<kBatch>);
+  int threads = T::kThreads, shared = schedule.stages * T::kStageBytes + kAlign;
+  if (2 * schedule.blocks > p.multiprocessors) {
+    if (p.add) {
+      threads = MoreThanHalfThreads<kBatch>();
+    } else {
+      shared = std::max(shared, kMoreThanHalfShared);
+    }
+  }
+  LaunchKernelEarly(SkinnyKernel<kBatch>, static_cast<unsigned>(schedule.blocks), threads, shared, stream, kernel);
 }
 
 }  // namespace

@@ -176,6 +176,7 @@ void Launch(const SkinnyParams& p, cudaStream_t stream) {
   kernel.eps = p.eps;
   kernel.finish = FinishOf(p, kRows);
   const int blocks = static_cast<int>(CeilDiv(p.k, kDepth));
+  PreferShared(SmallSkinnyKernel<kBatch>);
   LaunchKernelEarly(SmallSkinnyKernel<kBatch>, static_cast<unsigned>(kernel.finish.tiles), kThreads,
                     blocks * kBlockBytes + 1024, stream, kernel);
 }
