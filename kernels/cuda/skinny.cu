@@ -27,6 +27,7 @@ using skinny::Place;
 using skinny::RowOf;
 using skinny::StorePairs;
 using skinny::StoreSums;
+using skinny::StoreTurnedNeighbours;
 using skinny::Turning;
 using skinny::WorkersBarrier;
 
@@ -232,11 +233,10 @@ __global__ void __launch_bounds__(kMostThreads, 1) SkinnyKernel(const __grid_con
     at.tile = stage / p.per_tile;
     at.pair = at.tile * (T::kRows / 2) + local % (T::kRows / 2);
     const int from = stage - at.tile * p.per_tile, to = min(p.per_tile, from + end - stage);
-    const bool pairs = p.finish.glu || p.finish.turn;
     Before<kBatch> before;
     Turning<kBatch> turning;
-    if (p.finish.turn && from == 0 && !at.second) LoadTurning<kBatch>(p.finish, at, turning);
-    if (!pairs && from == 0) LoadBefore<kBatch>(p.finish, at, before);
+    if (p.finish.turn && from == 0 && !(p.finish.pairs && at.second)) LoadTurning<kBatch>(p.finish, at, turning);
+    if (!p.finish.turn && !p.finish.pairs && from == 0) LoadBefore<kBatch>(p.finish, at, before);
     float sum[kBatch / 8][4] = {};
     int read = -1;  // the slot that the products under way read
     for (int s = from; s < to; ++s) {
@@ -279,8 +279,10 @@ __global__ void __launch_bounds__(kMostThreads, 1) SkinnyKernel(const __grid_con
         for (int e = 0; e < 4; ++e) sum[j][e] *= scale[at.RowIn(j, e)];
       }
     }
-    if (pairs) {
+    if (p.finish.pairs) {
       StorePairs<kBatch, T::kWorkers>(p.finish, at, sum, shared.seconds, turning);
+    } else if (p.finish.turn) {
+      StoreTurnedNeighbours<kBatch>(p.finish, at, sum, turning);
     } else {
       StoreSums<kBatch, T::kWorkers>(p.finish, at, sum, before, shared.squares);
     }
@@ -341,7 +343,7 @@ bool CanSkinny(const SkinnyParams& p) {
 }
 
 bool CanTurn(const QkvRopeParams& p) {
-  return !p.q_norm && !p.k_norm && !p.interleaved && 2 * p.pairs == p.width && p.pairs % kBoxRows == 0;
+  return !p.q_norm && !p.k_norm && 2 * p.pairs == p.width && (p.interleaved ? p.width % 16 : p.pairs % kBoxRows) == 0;
 }
 
 SkinnySchedule ScheduleSkinny(const SkinnyParams& p) {

@@ -25,6 +25,7 @@ using skinny::Place;
 using skinny::RowOf;
 using skinny::StorePairs;
 using skinny::StoreSums;
+using skinny::StoreTurnedNeighbours;
 using skinny::Turning;
 
 constexpr int kWarps = 8, kThreads = kWarps * kWarp;
@@ -88,7 +89,6 @@ __global__ void __launch_bounds__(kThreads, 1) SmallSkinnyKernel(const __grid_co
       }
     }
   }
-  const bool pairs = p.finish.glu || p.finish.turn;
   Place at;
   at.tile = tile;
   at.t = t;
@@ -96,8 +96,8 @@ __global__ void __launch_bounds__(kThreads, 1) SmallSkinnyKernel(const __grid_co
   at.pair = tile * (kRows / 2) + warp % (kTiles / 2) * 16 + g;
   Before<kBatch> before;
   Turning<kBatch> turning;
-  if (warp < kTiles && !pairs) LoadBefore<kBatch>(p.finish, at, before);
-  if (warp < kTiles / 2 && p.finish.turn) LoadTurning<kBatch>(p.finish, at, turning);
+  if (warp < kTiles && !p.finish.turn && !p.finish.pairs) LoadBefore<kBatch>(p.finish, at, before);
+  if (warp < (p.finish.pairs ? kTiles / 2 : kTiles) && p.finish.turn) LoadTurning<kBatch>(p.finish, at, turning);
   if (p.squares) {
     for (int r = warp; r < kBatch; r += kWarps) {
       float sum = 0.0f;
@@ -157,8 +157,10 @@ __global__ void __launch_bounds__(kThreads, 1) SmallSkinnyKernel(const __grid_co
       for (int e = 0; e < 4; ++e) total[c][e] *= scale[at.RowIn(c, e)];
     }
   }
-  if (pairs) {
+  if (p.finish.pairs) {
     StorePairs<kBatch, kWorkers>(p.finish, at, total, shared.seconds, turning);
+  } else if (p.finish.turn) {
+    StoreTurnedNeighbours<kBatch>(p.finish, at, total, turning);
   } else {
     StoreSums<kBatch, kWorkers>(p.finish, at, total, before, shared.squares);
   }
