@@ -25,24 +25,24 @@ class ColumnFinisher {
         rows_(rows),
         merging_(merging),
         kv_(kv),
-        first_head_(kv * (t.heads / t.kv_heads) + item.head_begin),
         queries_(item.row_count * item.head_count),
         warp_(warp),
         lane_(static_cast<int>(threadIdx.x) % kWarp),
         blocks_(ClusterBlocks()),
         own_chunks_((kChunks + blocks_ - 1) / blocks_) {
-    while (kWarp / lanes_ < blocks_) lanes_ /= 2;
+    while (kWarp >> lane_bits_ < blocks_) --lane_bits_;
+    Take(warp);
   }
 
   // Looks up the merge of the warp's first query.
   __device__ void ReadMerges() {
-    if (item_.merge >= 0 && warp_ < queries_) merge_ = merging_.merges[item_.merge + warp_ / item_.head_count];
+    if (item_.merge >= 0 && warp_ < queries_) merge_ = merging_.merges[item_.merge + row_];
   }
 
   // Asks for the row's own row; after ReadMerges and WaitForPreviousKernel.
   __device__ void Prepare() {
     if (merge_.own_begin > merge_.row) return;
-    own_ = ReadOwn(merge_.row, merge_.own_begin, Head(warp_));
+    own_ = ReadOwn(merge_.row, merge_.own_begin);
     own_v_ = Value(merge_.own_begin, 4 * Chunk(0));
   }
 
@@ -58,12 +58,13 @@ class ColumnFinisher {
     if (blocks_ > 1) ClusterWait();
 #pragma unroll 1
     for (int query = warp_; query < queries_; query += kWarps) {
-      if (query != warp_ && item_.merge >= 0) {
-        merge_ = merging_.merges[item_.merge + query / item_.head_count];
+      if (query != warp_) {
+        Take(query);
         logit = -INFINITY;
+        if (item_.merge >= 0) merge_ = merging_.merges[item_.merge + row_];
         if (merge_.own_begin <= merge_.row) {
-          logit = Logit(ReadOwn(merge_.row, merge_.own_begin, Head(query)));
-          own_v_ = Value(merge_.own_begin, 4 * Chunk(0));
+          Prepare();
+          logit = Logit(own_);
         }
       }
       End(sums, query, logit);
@@ -95,16 +96,21 @@ class ColumnFinisher {
     }
   };
 
-  __device__ int Head(int query) const { return first_head_ + query % item_.head_count; }
-  // A block's chunks are dealt to `lanes_` lanes at a time; as many lanes as there are blocks read the same one.
-  __device__ int Chunk(int pass) const { return ClusterRank() * own_chunks_ + pass + lane_ % lanes_; }
+  // A query, as a row of the tile and a head.
+  __device__ void Take(int query) {
+    row_ = query / item_.head_count;
+    head_ = kv_ * (t_.heads / t_.kv_heads) + item_.head_begin + query - row_ * item_.head_count;
+  }
+  // A block's chunks are dealt to so many lanes at a time; as many lanes as there are blocks read the same one.
+  __device__ int lanes() const { return 1 << lane_bits_; }
+  __device__ int Chunk(int pass) const { return ClusterRank() * own_chunks_ + pass + (lane_ & (lanes() - 1)); }
 
-  __device__ OwnRow ReadOwn(int64_t row, int64_t own, int head) const {
+  __device__ OwnRow ReadOwn(int64_t row, int64_t own) const {
     OwnRow of;
 #pragma unroll
     for (int c = 0; c < kLaneChunks; ++c) {
       const int column = 4 * (lane_ + c * kWarp);
-      of.q[c] = ReadColumns(t_.q, t_.q_bf16, t_.q_vector, row * t_.q_row + head * t_.q_head, column, t_.width);
+      of.q[c] = ReadColumns(t_.q, t_.q_bf16, t_.q_vector, row * t_.q_row + head_ * t_.q_head, column, t_.width);
       of.k[c] = ReadColumns(merging_.k, merging_.own_bf16, merging_.own_vector,
                             own * merging_.k_row + kv_ * merging_.k_head, column, t_.width);
     }
@@ -129,14 +135,14 @@ class ColumnFinisher {
   template <typename Fold>
   __device__ float OverBlocks(float x, const Fold& fold) const {
 #pragma unroll 1
-    for (int other = lanes_; other < kWarp; other *= 2) x = fold(x, __shfl_xor_sync(kFullWarp, x, other));
+    for (int other = lanes(); other < kWarp; other *= 2) x = fold(x, __shfl_xor_sync(kFullWarp, x, other));
     return x;
   }
 
   // `logit`: of the first own row, whose values are own_v_; −inf: there is none.
   __device__ void End(const TileSums& sums, int query, float logit) {
     const auto sum = [](float a, float b) { return a + b; };
-    const int block = lane_ / lanes_, head = Head(query);
+    const int block = lane_ >> lane_bits_;
     float4 state[kParts];
     float top = logit;
 #pragma unroll
@@ -157,9 +163,9 @@ class ColumnFinisher {
     memory = OverBlocks(memory, sum);
     rest = OverBlocks(rest, sum) + own;
 #pragma unroll 1
-    for (int pass = 0; pass < own_chunks_; pass += lanes_) {
+    for (int pass = 0; pass < own_chunks_; pass += lanes()) {
       const int chunk = Chunk(pass), column = 4 * chunk;
-      const bool there = pass + lane_ % lanes_ < own_chunks_ && chunk < kChunks;
+      const bool there = pass + (lane_ & (lanes() - 1)) < own_chunks_ && chunk < kChunks;
       Sums all{top, memory, rest, make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
 #pragma unroll
       for (int p = 0; p < kParts; ++p) {
@@ -174,19 +180,19 @@ class ColumnFinisher {
       all.o.y = OverBlocks(all.o.y, sum);
       all.o.z = OverBlocks(all.o.z, sum);
       all.o.w = OverBlocks(all.o.w, sum);
-      if (item_.merge >= 0) AddOthers(head, column, own, pass, &all);
-      if (there && block == 0) Store(query, head, column, all);
+      if (item_.merge >= 0) AddOthers(column, own, pass, &all);
+      if (there && block == 0) Store(column, all);
     }
   }
 
   // What the row sees beside the tile's slots.
-  __device__ void AddOthers(int head, int column, float own, int pass, Sums* all) const {
+  __device__ void AddOthers(int column, float own, int pass, Sums* all) const {
     if (own > 0.0f) {
       const float4 v = pass == 0 ? own_v_ : Value(merge_.own_begin, column);
       all->o = make_float4(fmaf(own, v.x, all->o.x), fmaf(own, v.y, all->o.y), fmaf(own, v.z, all->o.z),
                            fmaf(own, v.w, all->o.w));
     }
-    const PartialRows partials(t_, merging_.partials, head);
+    const PartialRows partials(t_, merging_.partials, head_);
     constexpr int kBatch = 4;  // under way together
 #pragma unroll 1
     for (int first = merge_.partial_begin; first < merge_.partial_end; first += kBatch) {
@@ -204,36 +210,36 @@ class ColumnFinisher {
     }
 #pragma unroll 1
     for (int row = merge_.own_begin + 1; row <= merge_.row; ++row) {
-      all->Add(Logit(ReadOwn(merge_.row, row, head)), 0.0f, 1.0f, Value(row, column));
+      all->Add(Logit(ReadOwn(merge_.row, row)), 0.0f, 1.0f, Value(row, column));
     }
   }
 
-  __device__ void Store(int query, int head, int column, const Sums& all) const {
-    const int i = query / item_.head_count;
+  __device__ void Store(int column, const Sums& all) const {
     const bool first = column == 0;
     if (item_.partial >= 0) {
-      const int64_t place = static_cast<int64_t>(item_.partial + i) * t_.heads + head;
+      const int64_t place = static_cast<int64_t>(item_.partial + row_) * t_.heads + head_;
       StoreColumns(t_.partial_o, false, t_.width % 4 == 0, place * t_.width, column, t_.width, all.o);
       float* const state = t_.partial_state + place * 3;
       if (first) state[0] = all.m, state[1] = all.memory, state[2] = all.rest;
       return;
     }
-    const int64_t row = RowOf(rows_, item_.rows, i);
+    const int64_t row = RowOf(rows_, item_.rows, row_);
     const SoftmaxState<float> state{all.m, all.memory + all.rest};
     const float inverse = InverseSum(state);
-    StoreColumns(t_.out, t_.out_bf16, t_.out_vector, row * t_.out_row + head * t_.out_head, column, t_.width,
+    StoreColumns(t_.out, t_.out_bf16, t_.out_vector, row * t_.out_row + head_ * t_.out_head, column, t_.width,
                  make_float4(all.o.x * inverse, all.o.y * inverse, all.o.z * inverse, all.o.w * inverse));
     if (!first) return;
-    if (t_.lse) t_.lse[row * t_.lse_row + head * t_.lse_head] = LogSumExp(state);
-    if (t_.mass) t_.mass[row * t_.heads + head] = all.memory * inverse;
+    if (t_.lse) t_.lse[row * t_.lse_row + head_ * t_.lse_head] = LogSumExp(state);
+    if (t_.mass) t_.mass[row * t_.heads + head_] = all.memory * inverse;
   }
 
   const AttentionTensors& t_;
   const AttentionItem& item_;
   const int32_t* const rows_;
   const AttentionMerging& merging_;
-  const int kv_, first_head_, queries_, warp_, lane_, blocks_, own_chunks_;
-  int lanes_ = kWarp;
+  const int kv_, queries_, warp_, lane_, blocks_, own_chunks_;
+  int lane_bits_ = 5;
+  int row_, head_;                       // of the query
   AttentionMerge merge_ = {0, 1, 0, 0};  // of the query; at first without own rows
   OwnRow own_;
   float4 own_v_ = {};
