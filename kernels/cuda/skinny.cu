@@ -1,8 +1,8 @@
 // Products of few rows. The weight's rows are the tensor cores' left operand, 64 at a time, and rows of x the right
 // one, so that a product of 8 rows costs no more than it must; both come through a ring of stages that the copy engine
 // fills. Each block takes an equal part of the weight; parts end within tiles, and the block that has a tile's
-// beginning adds up what the others found, in their order. When a block has asked for the last of its weights the next
-// kernel may start: its first weights come while this one's sums are added up.
+// beginning adds up what the others found, in their order. When a block has asked for nearly all of its weights the
+// next kernel may start: its first weights come while this one's sums are added up.
 #include <algorithm>
 #include <cmath>
 
@@ -44,7 +44,7 @@ constexpr int kMoreThanHalfShared = 116 * 1024;
 constexpr int kRegisters = 64 * 1024;  // of a multiprocessor
 constexpr int kMostThreads = 640;
 // So many stages before its last one a block lets the next kernel start.
-constexpr int kEarlier = 4;
+constexpr int kEarlier = 2;
 // A tile of at most so many bytes is one block's: adding parts up would take longer than reading the rest of it.
 constexpr int64_t kWholeTile = 128 * 1024;
 constexpr int kLeastPart = 3;  // stages of a block
@@ -82,6 +82,7 @@ template <int kBatch>
 __device__ __forceinline__ void Fetch(const KernelParams& p, char* stages, uint64_t* full, uint64_t* empty) {
   using T = Tile<kBatch>;
   const int begin = PartBegin(p, static_cast<int>(blockIdx.x)), end = PartBegin(p, static_cast<int>(blockIdx.x) + 1);
+  const uint64_t once = CachePolicy(true);  // what all blocks read, and the kernels themselves, stay in the L2 cache
   const auto ask_weights = [&](int stage, int slot) {
     const int tile = stage / p.per_tile, k0 = (stage - tile * p.per_tile) * T::kBlocks * kDepth;
     const int row = static_cast<int>(RowOf(tile * kBoxRows, p.finish.half));
@@ -91,7 +92,7 @@ __device__ __forceinline__ void Fetch(const KernelParams& p, char* stages, uint6
 #pragma unroll
       for (int second = 0; second < 2; ++second) {  // zeros come from beyond the end
         CopyBox(stages + slot * T::kStageBytes + b * T::kWeightBytes + second * (T::kWeightBytes / 2), &p.weight,
-                row + second * p.finish.half, k0 + b * kDepth, &full[slot]);
+                row + second * p.finish.half, k0 + b * kDepth, &full[slot], once);
       }
     }
   };

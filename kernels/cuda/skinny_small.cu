@@ -66,9 +66,10 @@ __global__ void __launch_bounds__(kThreads, 1) SmallSkinnyKernel(const __grid_co
     FenceBarrierInit();
     ArriveAndExpect(&full, blocks * kBlockBytes);
     const int row = static_cast<int>(RowOf(tile * (kRows / 2), p.finish.half));
+    const uint64_t once = CachePolicy(true);
     for (int b = 0; b < blocks; ++b) {
-      CopyBox(weights + b * kBlockBytes, &p.weight, row, b * kDepth, &full);
-      CopyBox(weights + b * kBlockBytes + kBlockBytes / 2, &p.weight, row + p.finish.half, b * kDepth, &full);
+      CopyBox(weights + b * kBlockBytes, &p.weight, row, b * kDepth, &full, once);
+      CopyBox(weights + b * kBlockBytes + kBlockBytes / 2, &p.weight, row + p.finish.half, b * kDepth, &full, once);
     }
   }
   __syncthreads();
