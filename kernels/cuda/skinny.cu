@@ -39,8 +39,8 @@ constexpr int kAlign = 1024;  // of what the tensor cores read
 // one launch: where some multiprocessors held two and others none, the former would finish last by far. So a launch
 // that adds to its output has more than half the registers (of idle warps), any other more than half the shared memory:
 // in a layer they take turns.
-constexpr int kSharedOfTwo = 100 * 1024, kSharedOfOne = 208 * 1024;
-constexpr int kMoreThanHalfShared = 116 * 1024;
+constexpr int kSharedOfTwo = 110 * 1024, kSharedOfOne = 208 * 1024;
+constexpr int kMoreThanHalfShared = 113 * 1024;
 constexpr int kRegisters = 64 * 1024;  // of a multiprocessor
 constexpr int kMostThreads = 640;
 // So many stages before its last one a block lets the next kernel start.
