@@ -118,6 +118,7 @@ class Forward {
     launches.tall = with(tall, plan->tall);
     launches.wide = with(wide, plan->wide);
     launches.narrow = with(narrow, plan->narrow);
+    launches.narrow.brief = plan->narrow.brief;
     launches.tall_merges = plan->tall.merges;
     LaunchAttention(device_, bf16_, tensors_, launches, stream_);
     if (args_.stored_mass) {

@@ -64,15 +64,18 @@ __global__ void __launch_bounds__(Layout<kWidth, kWide>::kThreads)
   if (item.row_count == 0) return;
   SlotCursor<float, kStep> cursor(items, item, kv);
   SlotTile<float> tile = cursor.Next();
-  WaitForPreviousKernel();
+  const int tid = static_cast<int>(threadIdx.x), warp = tid / kWarp, lane = tid % kWarp;
+  constexpr int kWarps = L::kThreads / kWarp;
+  TileFinisher<kWidth, kWarps, 1> finisher(t, item, items.rows, merging, kv, warp);
+  finisher.ReadMerges();
+  if (!items.settled) WaitForPreviousKernel();
   if (tile.slots > 0) {
     LoadTile<L::kThreads, kStep, L::kStride>(k, tile.k, tile.k_row, tile.slots, t.width, tile.vector);
   }
   CopyAsyncCommit();
+  if (items.settled) WaitForPreviousKernel();
   const int group = t.heads / t.kv_heads;
   const int queries = item.row_count * item.head_count;
-  const int tid = static_cast<int>(threadIdx.x), warp = tid / kWarp, lane = tid % kWarp;
-  constexpr int kWarps = L::kThreads / kWarp;
 
   // Queries, scaled.
   for (int i = tid; i < L::kQueries * (kWidth / 4); i += L::kThreads) {
@@ -99,8 +102,6 @@ __global__ void __launch_bounds__(Layout<kWidth, kWide>::kThreads)
     memory_sum[i] = 0.0f;
     rest_sum[i] = 0.0f;
   }
-
-  TileFinisher<kWidth, kWarps, 1> finisher(t, item, items.rows, merging, kv, warp);
   finisher.Prepare();
 
   const int depth = (t.width + 3) / 4 * 4;
@@ -227,9 +228,9 @@ __global__ void __launch_bounds__(Layout<kWidth, kWide>::kThreads)
       *reinterpret_cast<float4*>(q + query * L::kStride + 4 * (chunk + c * L::kChunkThreads)) = sum[m][c];
     }
     if (chunk == 0) {
-      states[3 * query] = max_of[query];
-      states[3 * query + 1] = memory_sum[query];
-      states[3 * query + 2] = rest_sum[query];
+      states[kSumState * query] = max_of[query];
+      states[kSumState * query + 1] = memory_sum[query];
+      states[kSumState * query + 2] = rest_sum[query];
     }
   }
   finisher.Finish(

@@ -35,7 +35,7 @@ struct Layout {
   static constexpr int kStages = 2;
   static constexpr int kTileBytes = kStep * kWidth * 2;
   static constexpr int kStageBytes = 2 * kTileBytes + kStep * 4;  // k, v, beta
-  static constexpr int kSumStride = kWidth + 4, kSumBytes = kQueries * (kSumStride + 3) * 4;
+  static constexpr int kSumStride = kWidth + 4, kSumBytes = kQueries * (kSumStride + kSumState) * 4;
   static constexpr int kBytes = std::max(kStages * kStageBytes + kQueries * kWidth * 2, kSumBytes);
 };
 
@@ -96,14 +96,16 @@ __global__ void __launch_bounds__(kThreads)
 
   SlotCursor<Bf16, kStep> loads(items, item, kv);
   SlotCursor<Bf16, kStep> cursor = loads;
-  WaitForPreviousKernel();
+  TileFinisher<kWidth, kWarps, 1> finisher(t, item, items.rows, merging, kv, warp);
+  finisher.ReadMerges();
+  if (!items.settled) WaitForPreviousKernel();
 #pragma unroll 1  // code that runs once is fetched once: short is fast
   for (int s = 0; s < L::kStages - 1; ++s) LoadStage<kWidth>(shared + s * L::kStageBytes, loads.Next(), t.width);
+  if (items.settled) WaitForPreviousKernel();
 
   // Queries, as the left operand.
   char* const query_tile = shared + L::kStages * L::kStageBytes;
   LoadQueries<kWidth, L::kQueries, kThreads>(query_tile, t, item, items.rows, kv);
-  TileFinisher<kWidth, kWarps, 1> finisher(t, item, items.rows, merging, kv, warp);
   finisher.Prepare();
   __syncthreads();
   uint32_t q[kDepth][4];
@@ -221,9 +223,9 @@ __global__ void __launch_bounds__(kThreads)
           make_float2(o[n][2 * half], o[n][2 * half + 1]);
     }
     if (two == 0) {
-      states[3 * at] = m[half];
-      states[3 * at + 1] = memory_sum[half];
-      states[3 * at + 2] = rest_sum[half];
+      states[kSumState * at] = m[half];
+      states[kSumState * at + 1] = memory_sum[half];
+      states[kSumState * at + 2] = rest_sum[half];
     }
   }
   static_assert(L::kQueries == 16 * kWarps);

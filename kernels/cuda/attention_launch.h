@@ -72,6 +72,9 @@ struct AttentionItems {
   const int32_t* rows = nullptr;
   int32_t count = 0;
   int32_t cluster = 1;  // blocks that share an item
+  // Keys and values were there before the kernel in front was launched: they are read while that one still runs.
+  bool settled = false;
+  bool brief = false;  // many items of few slots, for the narrow kernel
   // Host memory of kAttentionInlineBytes that the pointers above are offsets into; null: they are device pointers.
   const char* inline_tables = nullptr;
 };
@@ -94,10 +97,12 @@ struct AttentionMerging {
   const void* k = nullptr;              // own rows: f32, or bf16 where own_bf16
   const void* v = nullptr;
   bool own_bf16 = false;
+  bool own_vector = false;  // these may be read 16 bytes at a time
   int64_t k_row = 0, k_head = 0, v_row = 0, v_head = 0;
 };
 
-// The kernels below may start while the kernel before them ends, and wait for it before they read rows, keys or values.
+// The kernels below may start while the kernel before them ends, and wait for it before they read rows, and keys or
+// values that are not settled.
 // Items without rows are passed over. All partial rows that are merged are earlier launches'.
 
 // Blocks of a kernel that run at once on a GPU in clusters of the sizes kAttentionClusters; 0: in none.

@@ -28,10 +28,10 @@ __global__ void __launch_bounds__(kWarps* kWarp)
   WaitForPreviousKernel();
   if (head >= t.heads || merge.row < 0) return;  // a whole block, where its warps work together
   MergedRow<kWidth> sum(t.width);
-  sum.AddSums(PartialRows(t, merging.partials, head), merge.partial_begin + part, merge.partial_end, kParts);
+  sum.AddPartials(PartialRows(t, merging.partials, head), merge.partial_begin + part, merge.partial_end, kParts);
   if (part == 0) sum.AddOwn(t, merging, merge, head);
   if constexpr (kParts > 1) {
-    __shared__ alignas(16) float shared[kWarps * (kWidth + 4)];
+    __shared__ alignas(16) float shared[kWarps * (kWidth + kSumState)];
     if (!sum.template AddWarps<kWarps>(shared)) return;
   }
   sum.Store(t, merge.row, head);

@@ -6,9 +6,9 @@
 
 #include "kernels/cuda/attention_launch.h"
 #include "kernels/cuda/device/async_copy.cuh"
+#include "kernels/cuda/device/attention_columns.cuh"
 #include "kernels/cuda/device/attention_cursor.cuh"
 #include "kernels/cuda/device/attention_kernels.cuh"
-#include "kernels/cuda/device/attention_merge.cuh"
 #include "kernels/cuda/device/attention_rows.cuh"
 #include "kernels/cuda/device/dtype.cuh"
 #include "kernels/cuda/device/launch.cuh"
@@ -30,15 +30,18 @@ constexpr float kLn2 = 0.6931471805599453f;
 // Weights may grow to 2^kSlack before the maximum follows and earlier sums shrink.
 constexpr float kSlack = 8.0f;
 
-template <int kWidth>
+// kBrief: for many items of few slots, which wait for each other less where more blocks share a multiprocessor.
+template <int kWidth, bool kBrief>
 struct Layout {
   static constexpr int kThreads = kWarps * kWarp;
-  static constexpr int kStages = kWidth == 256 ? 2 : 3;
+  static constexpr int kBlocks = kBrief && kWidth <= 128 ? 4 : 2;  // of a multiprocessor
+  static constexpr int kStages = kBrief ? 1 : kWidth == 256 ? 2 : 3;
+  static constexpr int kAhead = std::max(kStages - 1, 1);  // steps that are asked for before the first is used
   static constexpr int kTileBytes = kSlots * kWidth * 2;
   static constexpr int kStageBytes = 2 * kTileBytes + 128;  // of a warp: k, v, beta
   static constexpr int kRingBytes = kStages * kStageBytes;
   static constexpr int kSumStride = kWidth + 4;
-  static constexpr int kSumBytes = kWarps * kQueries * (kSumStride + 3) * 4;
+  static constexpr int kSumBytes = kWarps * kQueries * (kSumStride + kSumState) * 4;
   static constexpr int kBytes = std::max(kWarps * kRingBytes + kQueries * kWidth * 2, kSumBytes);
 };
 
@@ -73,7 +76,7 @@ __device__ __forceinline__ void LoadRows(char* tile, const Bf16* from, int64_t r
 
 template <int kWidth>
 __device__ __forceinline__ Meta LoadStage(char* stage, const SlotTile<Bf16>& tile, int width) {
-  using L = Layout<kWidth>;
+  using L = Layout<kWidth, false>;
   const int lane = static_cast<int>(threadIdx.x) % kWarp, first = static_cast<int>(threadIdx.x) / kWarp * kSlots;
   Meta meta;
   meta.slots = min(tile.slots - first, kSlots);
@@ -92,11 +95,11 @@ __device__ __forceinline__ Meta LoadStage(char* stage, const SlotTile<Bf16>& til
   return meta;
 }
 
-template <int kWidth, int kInline>
-__global__ void __launch_bounds__(kWarps* kWarp, 2)
+template <int kWidth, bool kBrief, int kInline>
+__global__ void __launch_bounds__(kWarps* kWarp, Layout<kWidth, kBrief>::kBlocks)
     AttentionNarrow(const AttentionTensors t, const AttentionItems where, const AttentionMerging where_merged,
                     const __grid_constant__ InlineTables<kInline> tables) {
-  using L = Layout<kWidth>;
+  using L = Layout<kWidth, kBrief>;
   constexpr int kDepth = kWidth / 16;
   extern __shared__ float4 attention_shared[];
   LetNextKernelStart();
@@ -111,18 +114,26 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2)
   const int g = lane / 4, two = 2 * (lane % 4);  // of the fragments: row (and row + 8), column pair
 
   SlotCursor<Bf16, kStep> cursor(items, item, kv);
-  WaitForPreviousKernel();
+  ColumnFinisher<kWidth, kWarps, kWarps> finisher(t, item, items.rows, merging, kv, warp);
+  finisher.ReadMerges();
+  if (!items.settled) WaitForPreviousKernel();
   char* const ring = shared + warp * L::kRingBytes;
-  Meta pending[L::kStages - 1];
+  Meta pending[L::kAhead];
+  int stage = 0, free = 0;  // of the ring: to read, to fill
+  const auto load_next = [&] {
 #pragma unroll
-  for (int s = 0; s < L::kStages - 1; ++s) {
-    pending[s] = LoadStage<kWidth>(ring + s * L::kStageBytes, cursor.Next(), t.width);
-  }
+    for (int s = 0; s + 1 < L::kAhead; ++s) pending[s] = pending[s + 1];
+    pending[L::kAhead - 1] = LoadStage<kWidth>(ring + free, cursor.Next(), t.width);
+    free += L::kStageBytes;
+    if (free == L::kRingBytes) free = 0;
+  };
+#pragma unroll 1  // code that runs once is fetched once: short is fast
+  for (int s = 0; s < L::kAhead; ++s) load_next();
+  if (items.settled) WaitForPreviousKernel();
 
   // Queries, as the right operand.
   char* const query_tile = shared + kWarps * L::kRingBytes;
   LoadQueries<kWidth, kQueries, L::kThreads>(query_tile, t, item, items.rows, kv);
-  TileFinisher<kWidth, kWarps, 1> finisher(t, item, items.rows, merging, kv, warp);
   finisher.Prepare();
   __syncthreads();
   uint32_t q[kDepth / 2][4];
@@ -139,22 +150,7 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2)
   const int k_lane = TileByte<kWidth>(lane % 16, lane / 16);
   const int v_lane = L::kTileBytes + TileByte<kWidth>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 
-  int stage = 0, free = (L::kStages - 1) * L::kStageBytes;
-#pragma unroll 1
-  for (;;) {
-    const Meta meta = pending[0];
-    if (meta.last) break;
-    CopyAsyncWait<L::kStages - 2>();
-    __syncwarp();  // this step's slots are there, and every lane is done with those before
-#pragma unroll
-    for (int s = 0; s + 2 < L::kStages; ++s) pending[s] = pending[s + 1];
-    pending[L::kStages - 2] = LoadStage<kWidth>(ring + free, cursor.Next(), t.width);
-    const char* const at = ring + stage;
-    free = stage;
-    stage += L::kStageBytes;
-    if (stage == L::kRingBytes) stage = 0;
-    if (meta.slots <= 0) continue;
-
+  const auto attend = [&](const Meta& meta, const char* at) {
     float s[2][4] = {};  // two sums: half as long a chain
 #pragma unroll
     for (int d = 0; d < kDepth; ++d) {
@@ -209,6 +205,21 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2)
       LoadMatricesTransposed(a, at + (v_lane ^ ((2 * j & 7) << 4)) + j / 4 * 128);
       MultiplyAdd(o[j], a, p0, p1);
     }
+  };
+#pragma unroll 1
+  for (;;) {
+    const Meta meta = pending[0];
+    if (meta.last) break;
+    CopyAsyncWait<L::kAhead - 1>();
+    __syncwarp();  // this step's slots are there, and every lane is done with those before
+    if constexpr (L::kStages > 1) load_next();
+    if (meta.slots > 0) attend(meta, ring + stage);
+    stage += L::kStageBytes;
+    if (stage == L::kRingBytes) stage = 0;
+    if constexpr (L::kStages == 1) {
+      __syncwarp();
+      load_next();
+    }
   }
   CopyAsyncWait<0>();
   __syncthreads();  // the rings are free
@@ -230,31 +241,32 @@ __global__ void __launch_bounds__(kWarps* kWarp, 2)
       rest_sum[e] += __shfl_xor_sync(kFullWarp, rest_sum[e], offset);
     }
     if (g == 0) {
-      states[3 * at] = m[e] * kLn2;
-      states[3 * at + 1] = memory_sum[e];
-      states[3 * at + 2] = rest_sum[e];
+      states[kSumState * at] = m[e] * kLn2;
+      states[kSumState * at + 1] = memory_sum[e];
+      states[kSumState * at + 2] = rest_sum[e];
     }
   }
-  finisher.Finish(
-      {sums, states, kQueries, L::kSumStride, kWarps}, [] { __syncthreads(); }, true);
+  finisher.Finish({sums, states, kQueries, L::kSumStride, kWarps});
 }
 
+template <bool kBrief>
 struct Kernel {
   template <int kWidth, int kInline>
   static auto Entry() {
-    return &AttentionNarrow<kWidth, kInline>;
+    return &AttentionNarrow<kWidth, kBrief, kInline>;
   }
   template <int kWidth>
-  using LayoutOf = Layout<kWidth>;
+  using LayoutOf = Layout<kWidth, kBrief>;
 };
 
 }  // namespace
 
 void LaunchAttentionBf16Narrow(const AttentionTensors& tensors, const AttentionItems& items,
                                const AttentionMerging& merging, cudaStream_t stream) {
-  LaunchTiles<Kernel>(tensors, items, merging, stream);
+  items.brief ? LaunchTiles<Kernel<true>>(tensors, items, merging, stream)
+              : LaunchTiles<Kernel<false>>(tensors, items, merging, stream);
 }
 
-AttentionCapacity AttentionCapacityBf16Narrow(int width) { return TilesCapacity<Kernel>(width); }
+AttentionCapacity AttentionCapacityBf16Narrow(int width) { return TilesCapacity<Kernel<false>>(width); }
 
 }  // namespace stillhouse::cuda

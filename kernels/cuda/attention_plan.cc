@@ -21,6 +21,7 @@ constexpr Cut kNarrowCut = {kAttentionStep, 1.0, 1.0, 1.0, 3.0, 0.1};
 constexpr Cut kWideCut = {kAttentionStep, 1.0, 2.0, 1.0, 0.0, 0.1};
 constexpr Cut kTallCut = {2 * kAttentionStep, 1.0, 1.0, 1.0, 2.0, 0.25};
 constexpr double kWideLatency = 1.4;
+constexpr int32_t kBriefSlots = 2 * kAttentionStep;  // of the longest item
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -79,6 +80,9 @@ class Planner {
     Split(tiles[kTall], o_.tall, 1.0, kTallCut, &plan_.tall);
     Split(tiles[kWide], o_.wide, kWideLatency, kWideCut, &plan_.wide);
     Split(tiles[kNarrow], o_.narrow, o_.narrow_latency, kNarrowCut, &plan_.narrow);
+    plan_.narrow.brief =
+        static_cast<int64_t>(plan_.narrow.items.size()) * o_.kv_heads * plan_.narrow.cluster > o_.narrow.blocks[0] &&
+        plan_.narrow.items.front().slots <= kBriefSlots;
     AddMerges();
     return std::move(plan_);
   }

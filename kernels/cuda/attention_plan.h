@@ -38,6 +38,7 @@ struct AttentionForwardPlan {
     std::vector<AttentionItem> items;
     int32_t cluster = 1;
     bool merges = false;  // some have merges
+    bool brief = false;   // they have few slots and are more than the blocks that run at once
   };
   std::vector<AttentionRun> runs;
   std::vector<int32_t> run_sources;  // of each run: its segment, or ~the first row of its sequence

@@ -109,6 +109,7 @@ void PlanAttentionStep(Backend& backend, const PlanAttentionStepArgs& args) {
   sizes.wide_cluster = plan.wide.cluster;
   sizes.tall_cluster = plan.tall.cluster;
   sizes.tall_merges = plan.tall.merges;
+  sizes.narrow_brief = plan.narrow.brief;
   sizes.listed_rows = RoundUp(static_cast<int64_t>(plan.rows.size()));
   sizes.partials = RoundUp(static_cast<int64_t>(plan.partials.size()));
   sizes.partial_rows = RoundUp(plan.partial_rows);
@@ -172,6 +173,7 @@ void AttentionOfStep(Backend& backend, const AttentionOfStepArgs& args) {
   AttentionItems items;
   items.runs = At<AttentionRun>(args.tables, 0) + args.layer * s.runs;
   items.rows = At<int32_t>(args.bytes, layout.rows);
+  items.settled = true;  // by earlier steps: this one's own rows come in the merge
   const auto with = [&](size_t place, int64_t count, int64_t cluster) {
     AttentionItems these = items;
     these.items = At<AttentionItem>(args.bytes, place);
@@ -183,6 +185,7 @@ void AttentionOfStep(Backend& backend, const AttentionOfStepArgs& args) {
   launches.tall = with(layout.tall, s.tall, s.tall_cluster);
   launches.wide = with(layout.wide, s.wide, s.wide_cluster);
   launches.narrow = with(layout.narrow, s.narrow, s.narrow_cluster);
+  launches.narrow.brief = s.narrow_brief;
   launches.tall_merges = s.tall_merges;
   AttentionMerging& merging = launches.merging;
   merging.merges = At<AttentionMerge>(args.bytes, layout.merges);

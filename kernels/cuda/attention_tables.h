@@ -78,6 +78,7 @@ inline void SetOwnRows(const Tensor& k, const Tensor& v, AttentionMerging* mergi
   merging->k = k.raw();
   merging->v = v.raw();
   merging->own_bf16 = k.dtype() == DType::kBF16;
+  merging->own_vector = IsVector(k, {0, 1}) && IsVector(v, {0, 1});
   merging->k_row = k.stride(0);
   merging->k_head = k.stride(1);
   merging->v_row = v.stride(0);

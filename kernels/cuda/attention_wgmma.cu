@@ -43,7 +43,7 @@ struct Shared {
 constexpr int kBytes = static_cast<int>(sizeof(Shared)) + 1024;  // room to begin at a multiple of 1024
 // Sums that are merged with others' lie where the keys were.
 constexpr int kSumStride = kWidth + 4;
-static_assert(kAttentionTall * (kSumStride + 3) * 4 <= kStages * kTileBytes);
+static_assert(kAttentionTall * (kSumStride + kSumState) * 4 <= kStages * kTileBytes);
 
 // Where the 16 bytes of columns [8·chunk, 8·chunk + 8) of a row lie in a tile.
 __device__ __forceinline__ int TileByte(int row, int chunk) {
@@ -116,10 +116,10 @@ class TileWalk {
 };
 
 // The warpgroup that copies, without a break between tiles: keys one step ahead of values.
-__device__ __forceinline__ void Produce(Shared& shared, TileWalk walk) {
+__device__ __forceinline__ void Produce(Shared& shared, TileWalk walk, bool settled) {
   if (!walk.Next()) return;
   SlotCursor<Bf16, kSlots> cursor = walk.Slots();
-  WaitForPreviousKernel();
+  if (!settled) WaitForPreviousKernel();
   auto next = [&] {
     SlotTile<Bf16> tile = cursor.Next();
     while (tile.slots == 0 && walk.Next()) {
@@ -384,9 +384,9 @@ __device__ __forceinline__ void StoreSums(float* sums, float* states, int first,
           make_float2(o[n][2 * half], o[n][2 * half + 1]);
     }
     if (two != 0) continue;
-    states[3 * query] = running.m[half] * kLn2;
-    states[3 * query + 1] = memory;
-    states[3 * query + 2] = rest;
+    states[kSumState * query] = running.m[half] * kLn2;
+    states[kSumState * query + 1] = memory;
+    states[kSumState * query + 2] = rest;
   }
 }
 
@@ -517,7 +517,7 @@ __global__ void __launch_bounds__(3 * kGroup, 1)
   const TileWalk walk(t, items);
   if (threadIdx.x < kGroup) {
     GiveRegisters<40>();
-    Produce(shared, walk);
+    Produce(shared, walk, items.settled);
   } else {
     TakeRegisters<232>();
     Consume(shared, t, items.rows, merging, static_cast<int>(threadIdx.x) / kGroup - 1, walk);
@@ -527,6 +527,7 @@ __global__ void __launch_bounds__(3 * kGroup, 1)
 template <int kInline>
 void Launch(const AttentionTensors& tensors, const AttentionItems& items, const AttentionMerging& merging, int blocks,
             cudaStream_t stream) {
+  PreferShared(AttentionWgmma<kInline>);
   LaunchClustersEarly(AttentionWgmma<kInline>, static_cast<unsigned>(blocks),
                       dim3(static_cast<unsigned>(items.cluster)), 3 * kGroup, kBytes, stream, tensors, items, merging,
                       TablesOf<kInline>(items.inline_tables));

@@ -12,10 +12,6 @@
 namespace stillhouse::cuda {
 namespace {
 
-// Outputs of a product of few rows from which cuBLAS reads the weight as fast (an H200's 249 µs for a row, K 4096, N
-// 128256, to 264).
-constexpr int64_t kMostSkinnyOutputs = 32768;
-
 // A matrix as cuBLAS sees one: column-major, so that a row-major matrix is its own transpose.
 struct Operand {
   const void* data;
@@ -121,7 +117,7 @@ void LinearInto(Backend& backend, const Tensor& x, const Tensor& weight, const T
   STILLHOUSE_CHECK(bf16 || x.dtype() == DType::kF32) << x.DebugString();
   Tensor rounded;
   const Operand rows = RowsOperand(backend, x, bf16, &rounded);
-  if (bf16 && n <= kMostSkinnyOutputs) {
+  if (bf16) {
     SkinnyParams p = SkinnyOf(backend, rounded ? rounded : x, weight);
     p.out = out.f32();
     p.out_stride = RowStride(out);

@@ -1,8 +1,8 @@
 // Products of few rows. The weight's rows are the tensor cores' left operand, 64 at a time, and rows of x the right
 // one, so that a product of 8 rows costs no more than it must; both come through a ring of stages that the copy engine
 // fills. Each block takes an equal part of the weight; parts end within tiles, and the block that has a tile's
-// beginning adds up what the others found, in their order. When a block has asked for the last of its weights the next
-// kernel may start: its first weights come while this one's sums are added up.
+// beginning adds up what the others found, in their order. When a block has asked for nearly all of its weights the
+// next kernel may start: its first weights come while this one's sums are added up.
 #include <algorithm>
 #include <cmath>
 
@@ -27,6 +27,7 @@ using skinny::Place;
 using skinny::RowOf;
 using skinny::StorePairs;
 using skinny::StoreSums;
+using skinny::StoreTurnedNeighbours;
 using skinny::Turning;
 using skinny::WorkersBarrier;
 
@@ -34,8 +35,16 @@ constexpr int kDepth = 64;    // of K: a block of a stage
 constexpr int kBoxRows = 32;  // of the weight, in a copy
 constexpr int kMostStages = 12;
 constexpr int kAlign = 1024;  // of what the tensor cores read
-// Two blocks fit a multiprocessor, so that a kernel's first weights come while the one before it ends.
-constexpr int kSharedOfTwo = 100 * 1024, kSharedOfOne = 208 * 1024;
+// Two blocks fit a multiprocessor, so that a kernel's first weights come while the one before it ends. But not two of
+// one launch: where some multiprocessors held two and others none, the former would finish last by far. So a launch
+// that adds to its output has more than half the registers (of idle warps), any other more than half the shared memory:
+// in a layer they take turns.
+constexpr int kSharedOfTwo = 110 * 1024, kSharedOfOne = 208 * 1024;
+constexpr int kMoreThanHalfShared = 113 * 1024;
+constexpr int kRegisters = 64 * 1024;  // of a multiprocessor
+constexpr int kMostThreads = 640;
+// So many stages before its last one a block lets the next kernel start.
+constexpr int kEarlier = 2;
 // A tile of at most so many bytes is one block's: adding parts up would take longer than reading the rest of it.
 constexpr int64_t kWholeTile = 128 * 1024;
 constexpr int kLeastPart = 3;  // stages of a block
@@ -73,6 +82,7 @@ template <int kBatch>
 __device__ __forceinline__ void Fetch(const KernelParams& p, char* stages, uint64_t* full, uint64_t* empty) {
   using T = Tile<kBatch>;
   const int begin = PartBegin(p, static_cast<int>(blockIdx.x)), end = PartBegin(p, static_cast<int>(blockIdx.x) + 1);
+  const uint64_t once = CachePolicy(true);  // what all blocks read, and the kernels themselves, stay in the L2 cache
   const auto ask_weights = [&](int stage, int slot) {
     const int tile = stage / p.per_tile, k0 = (stage - tile * p.per_tile) * T::kBlocks * kDepth;
     const int row = static_cast<int>(RowOf(tile * kBoxRows, p.finish.half));
@@ -82,7 +92,7 @@ __device__ __forceinline__ void Fetch(const KernelParams& p, char* stages, uint6
 #pragma unroll
       for (int second = 0; second < 2; ++second) {  // zeros come from beyond the end
         CopyBox(stages + slot * T::kStageBytes + b * T::kWeightBytes + second * (T::kWeightBytes / 2), &p.weight,
-                row + second * p.finish.half, k0 + b * kDepth, &full[slot]);
+                row + second * p.finish.half, k0 + b * kDepth, &full[slot], once);
       }
     }
   };
@@ -96,7 +106,7 @@ __device__ __forceinline__ void Fetch(const KernelParams& p, char* stages, uint6
   };
   const int first = min(end, begin + p.stages);
   for (int stage = begin; stage < first; ++stage) ask_weights(stage, stage - begin);
-  if (first == end) LetNextKernelStart();
+  if (end - first <= kEarlier) LetNextKernelStart();
   WaitForPreviousKernel();
   for (int stage = begin; stage < first; ++stage) ask_x(stage, stage - begin);
   int slot = 0, phase = 0;
@@ -104,12 +114,12 @@ __device__ __forceinline__ void Fetch(const KernelParams& p, char* stages, uint6
     WaitPhase(&empty[slot], phase);
     ask_weights(stage, slot);
     ask_x(stage, slot);
+    if (end - 1 - stage == kEarlier) LetNextKernelStart();
     if (++slot == p.stages) {
       slot = 0;
       phase ^= 1;
     }
   }
-  LetNextKernelStart();
 }
 
 // Sums that go from block to block: each float says itself that it has come, by not being kAbsent, a NaN that no sum
@@ -174,7 +184,7 @@ __device__ __forceinline__ void TakeSums(const KernelParams& p, int tile, float 
 }
 
 template <int kBatch>
-__global__ void __launch_bounds__(Tile<kBatch>::kThreads, 2) SkinnyKernel(const __grid_constant__ KernelParams p) {
+__global__ void __launch_bounds__(kMostThreads, 1) SkinnyKernel(const __grid_constant__ KernelParams p) {
   using T = Tile<kBatch>;
   extern __shared__ unsigned char skinny_shared[];
   __shared__ uint64_t full[kMostStages], empty[kMostStages];
@@ -200,6 +210,7 @@ __global__ void __launch_bounds__(Tile<kBatch>::kThreads, 2) SkinnyKernel(const 
     if (lane == 0) Fetch<kBatch>(p, stages, full, empty);
     return;
   }
+  if (thread > T::kWorkers) return;
 
   WaitForPreviousKernel();
   if (p.squares) {
@@ -223,11 +234,10 @@ __global__ void __launch_bounds__(Tile<kBatch>::kThreads, 2) SkinnyKernel(const 
     at.tile = stage / p.per_tile;
     at.pair = at.tile * (T::kRows / 2) + local % (T::kRows / 2);
     const int from = stage - at.tile * p.per_tile, to = min(p.per_tile, from + end - stage);
-    const bool pairs = p.finish.glu || p.finish.turn;
     Before<kBatch> before;
     Turning<kBatch> turning;
-    if (p.finish.turn && from == 0 && !at.second) LoadTurning<kBatch>(p.finish, at, turning);
-    if (!pairs && from == 0) LoadBefore<kBatch>(p.finish, at, before);
+    if (p.finish.turn && from == 0 && !(p.finish.pairs && at.second)) LoadTurning<kBatch>(p.finish, at, turning);
+    if (!p.finish.turn && !p.finish.pairs && from == 0) LoadBefore<kBatch>(p.finish, at, before);
     float sum[kBatch / 8][4] = {};
     int read = -1;  // the slot that the products under way read
     for (int s = from; s < to; ++s) {
@@ -270,8 +280,10 @@ __global__ void __launch_bounds__(Tile<kBatch>::kThreads, 2) SkinnyKernel(const 
         for (int e = 0; e < 4; ++e) sum[j][e] *= scale[at.RowIn(j, e)];
       }
     }
-    if (pairs) {
+    if (p.finish.pairs) {
       StorePairs<kBatch, T::kWorkers>(p.finish, at, sum, shared.seconds, turning);
+    } else if (p.finish.turn) {
+      StoreTurnedNeighbours<kBatch>(p.finish, at, sum, turning);
     } else {
       StoreSums<kBatch, T::kWorkers>(p.finish, at, sum, before, shared.squares);
     }
@@ -282,6 +294,18 @@ template <typename Body>
 auto WithTile(int m, const Body& body) {
   if (m <= 8) return body(Tile<8>());
   return body(Tile<16>());
+}
+
+// Threads of a block that has more than half the registers of a multiprocessor.
+template <int kBatch>
+int MoreThanHalfThreads() {
+  static const int threads = [] {
+    cudaFuncAttributes attributes;
+    STILLHOUSE_CUDA_CHECK(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(SkinnyKernel<kBatch>)));
+    const int of_warp = static_cast<int>(CeilDiv(attributes.numRegs, 8)) * 8 * kWarp;
+    return std::max((kRegisters / 2 / of_warp + 1) * kWarp, Tile<kBatch>::kThreads);
+  }();
+  return threads;
 }
 
 template <int kBatch>
@@ -299,8 +323,16 @@ void Launch(Tile<kBatch>, const SkinnyParams& p, const SkinnySchedule& schedule,
   kernel.eps = p.eps;
   kernel.finish = FinishOf(p, T::kRows);
   kernel.partials = static_cast<float4*>(p.partials);
-  LaunchKernelEarly(SkinnyKernel<kBatch>, static_cast<unsigned>(schedule.blocks), T::kThreads,
-                    schedule.stages * T::kStageBytes + kAlign, stream, kernel);
+  PreferShared(SkinnyKernel<kBatch>);
+  int threads = T::kThreads, shared = schedule.stages * T::kStageBytes + kAlign;
+  if (2 * schedule.blocks > p.multiprocessors) {
+    if (p.add) {
+      threads = MoreThanHalfThreads<kBatch>();
+    } else {
+      shared = std::max(shared, kMoreThanHalfShared);
+    }
+  }
+  LaunchKernelEarly(SkinnyKernel<kBatch>, static_cast<unsigned>(schedule.blocks), threads, shared, stream, kernel);
 }
 
 }  // namespace
@@ -312,7 +344,7 @@ bool CanSkinny(const SkinnyParams& p) {
 }
 
 bool CanTurn(const QkvRopeParams& p) {
-  return !p.q_norm && !p.k_norm && !p.interleaved && 2 * p.pairs == p.width && p.pairs % kBoxRows == 0;
+  return !p.q_norm && !p.k_norm && 2 * p.pairs == p.width && (p.interleaved ? p.width % 16 : p.pairs % kBoxRows) == 0;
 }
 
 SkinnySchedule ScheduleSkinny(const SkinnyParams& p) {

@@ -25,6 +25,7 @@ using skinny::Place;
 using skinny::RowOf;
 using skinny::StorePairs;
 using skinny::StoreSums;
+using skinny::StoreTurnedNeighbours;
 using skinny::Turning;
 
 constexpr int kWarps = 8, kThreads = kWarps * kWarp;
@@ -65,9 +66,10 @@ __global__ void __launch_bounds__(kThreads, 1) SmallSkinnyKernel(const __grid_co
     FenceBarrierInit();
     ArriveAndExpect(&full, blocks * kBlockBytes);
     const int row = static_cast<int>(RowOf(tile * (kRows / 2), p.finish.half));
+    const uint64_t once = CachePolicy(true);
     for (int b = 0; b < blocks; ++b) {
-      CopyBox(weights + b * kBlockBytes, &p.weight, row, b * kDepth, &full);
-      CopyBox(weights + b * kBlockBytes + kBlockBytes / 2, &p.weight, row + p.finish.half, b * kDepth, &full);
+      CopyBox(weights + b * kBlockBytes, &p.weight, row, b * kDepth, &full, once);
+      CopyBox(weights + b * kBlockBytes + kBlockBytes / 2, &p.weight, row + p.finish.half, b * kDepth, &full, once);
     }
   }
   __syncthreads();
@@ -88,7 +90,6 @@ __global__ void __launch_bounds__(kThreads, 1) SmallSkinnyKernel(const __grid_co
       }
     }
   }
-  const bool pairs = p.finish.glu || p.finish.turn;
   Place at;
   at.tile = tile;
   at.t = t;
@@ -96,8 +97,8 @@ __global__ void __launch_bounds__(kThreads, 1) SmallSkinnyKernel(const __grid_co
   at.pair = tile * (kRows / 2) + warp % (kTiles / 2) * 16 + g;
   Before<kBatch> before;
   Turning<kBatch> turning;
-  if (warp < kTiles && !pairs) LoadBefore<kBatch>(p.finish, at, before);
-  if (warp < kTiles / 2 && p.finish.turn) LoadTurning<kBatch>(p.finish, at, turning);
+  if (warp < kTiles && !p.finish.turn && !p.finish.pairs) LoadBefore<kBatch>(p.finish, at, before);
+  if (warp < (p.finish.pairs ? kTiles / 2 : kTiles) && p.finish.turn) LoadTurning<kBatch>(p.finish, at, turning);
   if (p.squares) {
     for (int r = warp; r < kBatch; r += kWarps) {
       float sum = 0.0f;
@@ -157,8 +158,10 @@ __global__ void __launch_bounds__(kThreads, 1) SmallSkinnyKernel(const __grid_co
       for (int e = 0; e < 4; ++e) total[c][e] *= scale[at.RowIn(c, e)];
     }
   }
-  if (pairs) {
+  if (p.finish.pairs) {
     StorePairs<kBatch, kWorkers>(p.finish, at, total, shared.seconds, turning);
+  } else if (p.finish.turn) {
+    StoreTurnedNeighbours<kBatch>(p.finish, at, total, turning);
   } else {
     StoreSums<kBatch, kWorkers>(p.finish, at, total, before, shared.squares);
   }
@@ -176,6 +179,7 @@ void Launch(const SkinnyParams& p, cudaStream_t stream) {
   kernel.eps = p.eps;
   kernel.finish = FinishOf(p, kRows);
   const int blocks = static_cast<int>(CeilDiv(p.k, kDepth));
+  PreferShared(SmallSkinnyKernel<kBatch>);
   LaunchKernelEarly(SmallSkinnyKernel<kBatch>, static_cast<unsigned>(kernel.finish.tiles), kThreads,
                     blocks * kBlockBytes + 1024, stream, kernel);
 }

@@ -98,7 +98,7 @@ struct AttentionStep {
     int64_t heads = 0, kv_heads = 0, width = 0;
     int64_t runs = 0, listed_rows = 0, narrow = 0, wide = 0, tall = 0, partials = 0, partial_rows = 0;
     int64_t narrow_cluster = 1, wide_cluster = 1, tall_cluster = 1, merges_apart = 0;
-    bool tall_merges = false, many_partials = false, bf16 = false;
+    bool tall_merges = false, narrow_brief = false, many_partials = false, bf16 = false;
     auto operator<=>(const Sizes&) const = default;
   };
   Sizes sizes;

@@ -144,8 +144,7 @@ bool DecodeSteps::Run(const Batch& wanted, const std::vector<SampleRow>& wanted_
     // By value: a backend may call it again at each run.
     step->work = ctx_.backend->Record([this, step, inputs, key, settings_on_device, &fused] {
       step->logits = step->drawn = step->stored_mass = Tensor();  // the second time: the same blocks as the first
-      step->logits =
-          Logits(ctx_, *weights_, ForwardStep(ctx_, *weights_, inputs, key.mass ? &step->stored_mass : nullptr));
+      step->logits = StepLogits(ctx_, *weights_, inputs, key.mass ? &step->stored_mass : nullptr);
       if (key.draws) fused.Draw(*ctx_.backend, {step->logits, settings_on_device, vocabulary_, &step->drawn});
     });
     ++stats_.recordings;

@@ -25,6 +25,7 @@ struct Pass {
   Tensor angles;            // of the fused rotation; else empty
   Tensor attention_tables;  // of a decode step
   Tensor stored_mass;       // f32 [layers, R], or empty
+  bool logits = false;      // the last layer's sum goes through the final norm into the output's product
 };
 
 // The segments of one layer: each distinct memory once, then every sequence's own pages.
@@ -161,9 +162,11 @@ Tensor RunLayer(const Context& ctx, const Pass& pass, int64_t layer, Tensor resi
   const Tensor fed = FeedForward(ctx, pass, w, residual, for_ffn);
   const LayerWeights* const next =
       layer + 1 < c.layers ? &pass.weights.layers[static_cast<size_t>(layer) + 1] : nullptr;
-  const bool fuses_next = next && pass.angles && CanFuseQkv(*next);
+  Tensor next_norm;
+  if (next && pass.angles && CanFuseQkv(*next)) next_norm = next->attn_norm;
+  if (!next && pass.logits) next_norm = pass.weights.final_norm;
   *scaled = {};
-  return LinearAdd(ctx, fed, w.down, residual, fuses_next ? next->attn_norm : Tensor(), fuses_next ? scaled : nullptr);
+  return LinearAdd(ctx, fed, w.down, residual, next_norm, next_norm ? scaled : nullptr);
 }
 
 // What the pass needs beside its inputs, from kernels that the layers share.
@@ -254,9 +257,8 @@ std::vector<int64_t> KvPlaces(const Batch& batch) {
 
 namespace {
 
-Tensor RunLayers(const Context& ctx, const Pass& pass, Tensor x) {
-  ScaledRows scaled;
-  for (int64_t layer = 0; layer < pass.weights.config.layers; ++layer) x = RunLayer(ctx, pass, layer, x, &scaled);
+Tensor RunLayers(const Context& ctx, const Pass& pass, Tensor x, ScaledRows* scaled) {
+  for (int64_t layer = 0; layer < pass.weights.config.layers; ++layer) x = RunLayer(ctx, pass, layer, x, scaled);
   return x;
 }
 
@@ -296,14 +298,15 @@ PassInputs InputsOf(const Context& ctx, const Weights& weights, const Batch& bat
 
 }  // namespace
 
-Tensor ForwardStep(const Context& ctx, const Weights& weights, const PassInputs& inputs, Tensor* stored_mass) {
+Tensor StepLogits(const Context& ctx, const Weights& weights, const PassInputs& inputs, Tensor* stored_mass) {
   const ForwardOptions options;
-  Pass pass{weights, options, nullptr, inputs, {}, {}, {}};
+  Pass pass{weights, options, nullptr, inputs, {}, {}, {}, /*logits=*/true};
   STILLHOUSE_CHECK(inputs.kv.places && inputs.attention_bytes);
   if (stored_mass) pass.stored_mass = *stored_mass = ctx.EmptyF32({weights.config.layers, inputs.rows});
   Prepare(ctx, &pass);
-  const Tensor x = RunLayers(ctx, pass, Embedding(ctx, weights.embedding, inputs.tokens));
-  return RmsNorm(ctx, x, weights.final_norm, weights.config.norm_eps);
+  ScaledRows scaled;
+  const Tensor x = RunLayers(ctx, pass, Embedding(ctx, weights.embedding, inputs.tokens), &scaled);
+  return NormLinear(ctx, x, weights.final_norm, weights.config.norm_eps, weights.output, scaled);
 }
 
 ForwardResult Forward(const Context& ctx, const Weights& weights, const Batch& batch, const ForwardOptions& options) {
@@ -349,7 +352,8 @@ ForwardResult Forward(const Context& ctx, const Weights& weights, const Batch& b
           {x}, watched[static_cast<size_t>(layer)])[0];
     }
   } else {
-    x = RunLayers(ctx, pass, x);
+    ScaledRows scaled;
+    x = RunLayers(ctx, pass, x, &scaled);
   }
   for (const BatchSequence& sequence : batch.sequences) {
     if (sequence.state->keeps_rows()) sequence.state->Advance(sequence.row_count);

@@ -70,9 +70,9 @@ std::vector<int64_t> KvPlaces(const Batch& batch);
 KvRows KvRowsOf(const ModelConfig& config, DType dtype);
 // [R] of [layers, R].
 std::vector<float> MeanOverLayers(const std::vector<float>& of_layers, int64_t layers);
-// The layers alone, for inputs with attention and places: hidden as in ForwardResult. `stored_mass` [layers, R] is made
-// if it is wanted. States are left as they are.
-Tensor ForwardStep(const Context& ctx, const Weights& weights, const PassInputs& inputs, Tensor* stored_mass = nullptr);
+// The logits [R, vocabulary] of all rows, for inputs with attention and places. `stored_mass` [layers, R] is made if it
+// is wanted. States are left as they are.
+Tensor StepLogits(const Context& ctx, const Weights& weights, const PassInputs& inputs, Tensor* stored_mass = nullptr);
 
 // Runs the batch. With a tape in the context the gradient flows to whatever is watched (memory keys, values and biases;
 // weights in f32); then no rows may be kept. Without one, kept rows are appended to their states.

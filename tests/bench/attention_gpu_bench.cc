@@ -15,6 +15,7 @@
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/ops/attention.h"
+#include "kernels/ops/fused.h"
 #include "kernels/ops/kernel_table.h"
 
 namespace stillhouse {
@@ -108,18 +109,21 @@ void Run(Backend& backend, const Case& c) {
   }
   const int copies = bytes > 0.0 && bytes < 256e6 && !c.backward ? static_cast<int>(std::min(16.0, 256e6 / bytes)) : 1;
   std::vector<std::vector<KvSegment>> segments(static_cast<size_t>(copies));
-  for (auto& list : segments) {
-    for (int64_t slots : c.memories) {
-      KvSegment s{Random(backend, c.storage, {c.kv_heads, slots, c.width}),
-                  Random(backend, c.storage, {c.kv_heads, slots, c.width}), Tensor(), true};
-      list.push_back(s);
-    }
-  }
   std::vector<AttentionSequence> sequences;
   int64_t begin = 0;
   for (const auto& [count, list] : c.sequences) {
     sequences.push_back({begin, count, list});
     begin += count;
+  }
+  // Keys and values of all copies; a copy's are those of a layer.
+  std::vector<KvLayers> layers;
+  for (int64_t slots : c.memories) {
+    const Shape shape = {copies, c.kv_heads, slots, c.width};
+    const Tensor k = Random(backend, c.storage, shape), v = Random(backend, c.storage, shape);
+    layers.push_back({k.Select(0, 0), v.Select(0, 0), Tensor(), k.stride(0), v.stride(0), 0, true});
+    for (int i = 0; i < copies; ++i) {
+      segments[static_cast<size_t>(i)].push_back({k.Select(0, i), v.Select(0, i), Tensor(), true});
+    }
   }
   const DType dtype = c.rows_as_storage ? c.storage : DType::kF32;
   AttentionArgs args{Random(backend, dtype, {rows, c.heads, c.width})};
@@ -132,7 +136,24 @@ void Run(Backend& backend, const Case& c) {
   args.out = Tensor::Empty(backend.pool(), dtype, {rows, c.heads, c.width});
   args.lse = Tensor::Empty(backend.pool(), DType::kF32, {rows, c.heads});
   const int calls = c.backward || pairs > 1e8 ? 1 : c.memories.empty() ? 4 : std::max(copies, 16);
+  // Steps are timed as decode steps run them: planned once, their tables on the device.
+  const FusedKernels& fused = backend.fused();
+  const bool is_step = fused.has_steps() && !c.memories.empty() && IsAttentionStep(sequences);
+  AttentionOfStepArgs step{.q = args.q, .k = args.k, .v = args.v, .scale = args.scale, .out = args.out};
+  if (is_step) {
+    AttentionStep plan;
+    fused.PlanAttentionStep(
+        backend, {&layers, &sequences, copies, c.heads, c.kv_heads, c.width, c.storage == DType::kBF16, &plan});
+    step.sizes = plan.sizes;
+    step.bytes = Tensor::Empty(backend.pool(), DType::kU8, {static_cast<int64_t>(plan.bytes.size())});
+    backend.Upload(plan.bytes.data(), step.bytes);
+    fused.AttentionStepTables(backend, {step.sizes, step.bytes, &step.tables});
+  }
   auto forward = [&](int i) {
+    if (is_step) {
+      step.layer = i % copies;
+      return fused.AttentionOfStep(backend, step);
+    }
     args.segments = &segments[static_cast<size_t>(i % copies)];
     backend.kernels().Attention(backend, args);
   };

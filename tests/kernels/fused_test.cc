@@ -174,7 +174,8 @@ TEST_P(Fused, NormsTakeWhatSumsLeave) {
       const Tensor angles = ctx.EmptyF32({m, head});
       fused.RopeAngles(*ctx.backend, {positions, angles, &config});
       const int64_t slots = m + 1;
-      const auto turned = [&](const ScaledRows& rows, const Tensor& pages) {
+      // In one with the product, or after it.
+      const auto turned = [&](const ScaledRows& rows, const Tensor& pages, bool interleaved, bool at_once) {
         ctx.backend->Zero(pages);
         std::vector<int64_t> places;
         for (int64_t r = 0; r < m; ++r) {
@@ -192,14 +193,25 @@ TEST_P(Fused, NormsTakeWhatSumsLeave) {
         QkvRopeArgs turn{out.Reshape({m, heads + 2 * kv_heads, head}), heads, kv_heads, {}, {}, 1e-5f, angles};
         turn.rows = &kv;
         turn.layer = 1;
-        fused.NormQkvRope(*ctx.backend, {{sum, norm, next, out, 1e-5f, rows}, turn});
+        turn.interleaved = interleaved;
+        const NormLinearArgs product{sum, norm, next, out, 1e-5f, rows};
+        if (at_once) {
+          fused.NormQkvRope(*ctx.backend, {product, turn});
+        } else {
+          fused.NormLinear(*ctx.backend, product);
+          fused.QkvRope(*ctx.backend, turn);
+        }
         return Floats(ctx, out);
       };
       const Tensor pages = ctx.Empty(DType::kBF16, {2, 2, kv_heads, slots, head}),
                    again = ctx.Empty(DType::kBF16, pages.shape());
-      const Doubles plain = turned({}, pages), at_once = turned(scaled, again);
-      EXPECT_LE(RelativeError(at_once, plain), 6e-3);
-      EXPECT_LE(RelativeError(Floats(ctx, again), Floats(ctx, pages)), 1e-2);
+      for (const bool interleaved : {false, true}) {
+        const Doubles plain = turned({}, pages, interleaved, false);
+        for (const ScaledRows& rows : {ScaledRows(), scaled}) {
+          EXPECT_LE(RelativeError(turned(rows, again, interleaved, true), plain), 6e-3);
+          EXPECT_LE(RelativeError(Floats(ctx, again), Floats(ctx, pages)), 1e-2);
+        }
+      }
     }
   }
 }

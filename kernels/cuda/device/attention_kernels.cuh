@@ -25,8 +25,9 @@ void LaunchTiles(const AttentionTensors& tensors, const AttentionItems& items, c
     using Layout = typename Kernel::template LayoutOf<width()>;
     auto launch = [&](auto inline_bytes) {
       const unsigned cluster = static_cast<unsigned>(items.cluster);
-      LaunchClustersEarly(Kernel::template Entry<width(), inline_bytes()>(),
-                          static_cast<unsigned>(items.count * tensors.kv_heads) * cluster, dim3(cluster),
+      const auto kernel = Kernel::template Entry<width(), inline_bytes()>();
+      PreferShared(kernel);
+      LaunchClustersEarly(kernel, static_cast<unsigned>(items.count * tensors.kv_heads) * cluster, dim3(cluster),
                           Layout::kThreads, Layout::kBytes, stream, tensors, items, merging,
                           TablesOf<inline_bytes()>(items.inline_tables));
     };

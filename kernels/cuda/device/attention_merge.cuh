@@ -30,6 +30,54 @@ struct RowState {
   float m = -INFINITY, memory = 0.0f, rest = 0.0f;
 };
 
+// Columns [column, column + 4) of a row that begins `at` elements from the base; 0 beyond the width. `vector`: they may
+// be read at once.
+__device__ __forceinline__ float4 ReadColumns(const void* base, bool bf16, bool vector, int64_t at, int column,
+                                              int width) {
+  if (vector && column < width) {
+    if (!bf16) return *reinterpret_cast<const float4*>(static_cast<const float*>(base) + at + column);
+    const uint2 pairs = *reinterpret_cast<const uint2*>(static_cast<const __nv_bfloat16*>(base) + at + column);
+    return make_float4(__uint_as_float(pairs.x << 16), __uint_as_float(pairs.x & 0xffff0000u),
+                       __uint_as_float(pairs.y << 16), __uint_as_float(pairs.y & 0xffff0000u));
+  }
+  float value[4] = {};
+#pragma unroll 1
+  for (int e = 0; e < min(4, width - column); ++e) {
+    const float x = bf16 ? ToFloat(static_cast<const __nv_bfloat16*>(base)[at + column + e])
+                         : static_cast<const float*>(base)[at + column + e];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) value[i] = i == e ? x : value[i];
+  }
+  return make_float4(value[0], value[1], value[2], value[3]);
+}
+
+// Writes such columns.
+__device__ __forceinline__ void StoreColumns(void* base, bool bf16, bool vector, int64_t at, int column, int width,
+                                             const float4& value) {
+  if (column >= width) return;
+  if (bf16) {
+    auto* const out = static_cast<__nv_bfloat16*>(base) + at + column;
+    if (vector) {
+      *reinterpret_cast<uint2*>(out) = make_uint2(PackBf16(value.x, value.y), PackBf16(value.z, value.w));
+      return;
+    }
+    out[0] = FromFloat<__nv_bfloat16>(value.x);
+    if (column + 1 < width) out[1] = FromFloat<__nv_bfloat16>(value.y);
+    if (column + 2 < width) out[2] = FromFloat<__nv_bfloat16>(value.z);
+    if (column + 3 < width) out[3] = FromFloat<__nv_bfloat16>(value.w);
+    return;
+  }
+  float* const out = static_cast<float*>(base) + at + column;
+  if (vector) {
+    *reinterpret_cast<float4*>(out) = value;
+    return;
+  }
+  out[0] = value.x;
+  if (column + 1 < width) out[1] = value.y;
+  if (column + 2 < width) out[2] = value.z;
+  if (column + 3 < width) out[3] = value.w;
+}
+
 // Partial rows of a head, as a table lists them. They come from earlier launches, through the L2 cache.
 class PartialRows {
  public:
@@ -69,7 +117,8 @@ class PartialRows {
 };
 
 // Sums of a tile's queries in shared memory, unnormalised: `parts` times `queries` rows of `stride` floats (columns
-// from the width on are 0), and their states.
+// from the width on are 0), and their states: kSumState floats each, the last of no meaning.
+inline constexpr int kSumState = 4;
 struct TileSums {
   float* o;
   float* state;
@@ -81,23 +130,18 @@ class QuerySums {
  public:
   __device__ QuerySums(const TileSums& sums, int query, bool of_cluster)
       : o_(sums.o + query * sums.stride),
-        state_(sums.state + query * 3),
-        part_(of_cluster ? 0 : sums.queries),
+        state_(sums.state + query * kSumState),
+        part_(sums.queries),
         stride_(sums.stride),
         of_cluster_(of_cluster) {}
 
-  __device__ int64_t Place(int i) const { return i; }
-  __device__ RowState State(int64_t i) const {
-    const float* const state = At(state_, i, 3);
-    return {state[0], state[1], state[2]};
-  }
-  __device__ float4 Columns(int64_t i, int column) const {
-    return *reinterpret_cast<const float4*>(At(o_, i, stride_) + column);
-  }
+  // m, ℓ on memories, ℓ on the rest.
+  __device__ float4 State(int i) const { return At(state_, i, kSumState); }
+  __device__ float4 Columns(int i, int column) const { return At(o_ + column, i, stride_); }
 
  private:
-  __device__ const float* At(const float* of_first, int64_t i, int stride) const {
-    return of_cluster_ ? OfBlock(of_first, static_cast<int>(i)) : of_first + static_cast<int>(i) * part_ * stride;
+  __device__ float4 At(const float* of_first, int i, int stride) const {
+    return of_cluster_ ? LoadOfBlock(of_first, i) : *reinterpret_cast<const float4*>(of_first + i * part_ * stride);
   }
 
   const float* const o_;
@@ -127,12 +171,48 @@ class MergedRow {
     for (int c = 0; c < kChunks; ++c) o_[c] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   }
 
-  // Sums `begin`, `begin` + stride, … below `end` of `from` (PartialRows, QuerySums); not after AddOwn. 32 at a time:
-  // their states are read by one lane each, then the sums, several under way together. `first`: the lane's first
-  // place, where it is known.
-  template <typename Sums>
-  __device__ void AddSums(const Sums& from, int begin, int end, int stride, int64_t first = -1) {
+  // The sums of a query of a tile; not after AddOwn. Few, so that every lane reads the states itself.
+  __device__ void AddSums(const QuerySums& from, int count) {
+    constexpr int kBatch = 8 / kChunks, kEach = kBatch / kHalves;
+#pragma unroll 1
+    for (int begin = 0; begin < count; begin += kBatch) {
+      float4 state[kBatch], value[kEach][kChunks];
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        state[b] = begin + b < count ? from.State(begin + b) : make_float4(-INFINITY, 0.0f, 0.0f, 0.0f);
+      }
+#pragma unroll
+      for (int b = 0; b < kEach; ++b) {
+        const int i = begin + b * kHalves + half_;
+#pragma unroll
+        for (int c = 0; c < kChunks; ++c) {
+          value[b][c] = i < count ? from.Columns(i, column_ + c * 4 * kLanes) : make_float4(0, 0, 0, 0);
+        }
+      }
+      float top = memory_.m;
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) top = fmaxf(top, state[b].x);
+      Shrink(top);
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        state[b].x = SoftmaxWeight(state[b].x, top);
+        memory_.l = fmaf(state[b].x, state[b].y, memory_.l);
+        rest_.l = fmaf(state[b].x, state[b].z, rest_.l);
+      }
+#pragma unroll
+      for (int b = 0; b < kEach; ++b) {
+        const float w = half_ == 0 ? state[b * kHalves].x : state[b * kHalves + kHalves - 1].x;
+#pragma unroll
+        for (int c = 0; c < kChunks; ++c) Add(o_[c], w, value[b][c]);
+      }
+    }
+  }
+
+  // Partial rows `begin`, `begin` + stride, … below `end`; not after AddOwn. 32 at a time: their states are read by one
+  // lane each, then the sums, several under way together. `first`: the lane's first place, where it is known.
+  __device__ void AddPartials(const PartialRows& from, int begin, int end, int stride, int64_t first = -1) {
     constexpr int kBatch = 8 / kChunks;
+#pragma unroll 1
     for (; begin < end; begin += stride * kWarp) {
       const int mine = begin + lane_ * stride;
       const bool there = mine < end;
@@ -141,10 +221,10 @@ class MergedRow {
       RowState own;
       if (there) own = from.State(place);
       const float top = fmaxf(memory_.m, WarpMax(own.m));
-      const float weight = SoftmaxWeight(own.m, top), shrink = SoftmaxWeight(memory_.m, top);
-      memory_ = {top, shrink * memory_.l + WarpSum(weight * own.memory)};
-      rest_ = {top, shrink * rest_.l + WarpSum(weight * own.rest)};
-      Scale(shrink);
+      const float weight = SoftmaxWeight(own.m, top);
+      Shrink(top);
+      memory_.l += WarpSum(weight * own.memory);
+      rest_.l += WarpSum(weight * own.rest);
       const int count = min(kWarp, (end - begin + stride - 1) / stride);
       for (int batch = 0; batch < count; batch += kBatch * kHalves) {
         float w[kBatch];
@@ -189,9 +269,10 @@ class MergedRow {
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
       const int column = column_ + c * 4 * kLanes;
-      columns.q[c] = Own(t.q, t.q_bf16, row * t.q_row + head * t.q_head, column);
-      columns.k[c] = Own(merging.k, merging.own_bf16, own * merging.k_row + kv * merging.k_head, column);
-      columns.v[c] = Own(merging.v, merging.own_bf16, own * merging.v_row + kv * merging.v_head, column);
+      columns.q[c] = ReadColumns(t.q, t.q_bf16, t.q_vector, row * t.q_row + head * t.q_head, column, width_);
+      const int64_t k = own * merging.k_row + kv * merging.k_head, v = own * merging.v_row + kv * merging.v_head;
+      columns.k[c] = ReadColumns(merging.k, merging.own_bf16, merging.own_vector, k, column, width_);
+      columns.v[c] = ReadColumns(merging.v, merging.own_bf16, merging.own_vector, v, column, width_);
     }
     return columns;
   }
@@ -209,6 +290,15 @@ class MergedRow {
     dot = WarpSum<kLanes>(dot);
     if (own.there) result.logit = dot * t.scale;
     return result;
+  }
+
+  // In place of AddOwn for a row that the first half has read: before everything else.
+  __device__ void Begin(const OwnRow& own) {
+    const float logit = __shfl_sync(kFullWarp, own.logit, 0);
+    memory_ = {logit, 0.0f};
+    rest_ = {logit, logit == -INFINITY ? 0.0f : 1.0f};
+#pragma unroll
+    for (int c = 0; c < kChunks; ++c) o_[c] = own.v[c];
   }
 
   __device__ void AddOwn(const OwnRow& own) {
@@ -229,16 +319,16 @@ class MergedRow {
     }
   }
 
-  // Adds the warps' states in order, through shared memory of kWarps · (kWidth + 4) floats; true for the first warp,
-  // which has the sum. All threads of the block take part.
+  // Adds the warps' states in order, through shared memory of kWarps · (kWidth + kSumState) floats; true for the first
+  // warp, which has the sum. All threads of the block take part.
   template <int kWarps>
   __device__ bool AddWarps(float* shared) {
     const int warp = static_cast<int>(threadIdx.x) / kWarp;
     float* const states = shared + kWarps * kWidth;
-    StoreSums(shared + warp * kWidth, states + warp * 3, false);
+    StoreSums(shared + warp * kWidth, states + warp * kSumState, false);
     __syncthreads();
     if (warp > 0) return false;
-    AddSums(QuerySums({shared + kWidth, states + 3, 1, kWidth, kWarps - 1}, 0, false), 0, kWarps - 1, 1);
+    AddSums(QuerySums({shared + kWidth, states + kSumState, 1, kWidth, kWarps - 1}, 0, false), kWarps - 1);
     return true;
   }
 
@@ -249,15 +339,7 @@ class MergedRow {
     for (int c = 0; c < kChunks; ++c) {
       const int column = column_ + c * 4 * kLanes;
       if (half_ > 0) continue;
-      if (!partial || width_ % 4 == 0) {
-        if (!partial || column < width_) *reinterpret_cast<float4*>(o + column) = o_[c];
-        continue;
-      }
-      const float value[4] = {o_[c].x, o_[c].y, o_[c].z, o_[c].w};
-#pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        if (column + e < width_) o[column + e] = value[e];
-      }
+      StoreColumns(o, false, !partial || width_ % 4 == 0, 0, column, partial ? width_ : kWidth, o_[c]);
     }
     if (lane_ == 0) state[0] = memory_.m, state[1] = memory_.l, state[2] = rest_.l;
   }
@@ -271,27 +353,7 @@ class MergedRow {
 #pragma unroll
     for (int c = 0; c < kChunks; ++c) {
       const int column = column_ + c * 4 * kLanes;
-      if (half_ > 0 || column >= width_) continue;
-      const float value[4] = {o_[c].x, o_[c].y, o_[c].z, o_[c].w};
-      if (t.out_bf16) {
-        auto* const out = static_cast<__nv_bfloat16*>(t.out) + at + column;
-        if (t.out_vector) {
-          *reinterpret_cast<uint2*>(out) = make_uint2(PackBf16(value[0], value[1]), PackBf16(value[2], value[3]));
-          continue;
-        }
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          if (column + e < width_) out[e] = FromFloat<__nv_bfloat16>(value[e]);
-        }
-      } else if (t.out_vector) {
-        *reinterpret_cast<float4*>(static_cast<float*>(t.out) + at + column) = o_[c];
-      } else {
-        float* const out = static_cast<float*>(t.out) + at + column;
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          if (column + e < width_) out[e] = value[e];
-        }
-      }
+      if (half_ == 0) StoreColumns(t.out, t.out_bf16, t.out_vector, at, column, width_, o_[c]);
     }
     if (lane_ == 0) {
       if (t.lse) t.lse[row * t.lse_row + head * t.lse_head] = LogSumExp(state);
@@ -317,15 +379,12 @@ class MergedRow {
     sum.w = fmaf(w, value.w, sum.w);
   }
 
-  __device__ float4 Own(const void* base, bool bf16, int64_t at, int column) const {
-    float value[4];
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      value[e] = column + e >= width_ ? 0.0f
-                 : bf16               ? ToFloat(static_cast<const __nv_bfloat16*>(base)[at + column + e])
-                                      : static_cast<const float*>(base)[at + column + e];
-    }
-    return make_float4(value[0], value[1], value[2], value[3]);
+  // All that is there, for a larger maximum.
+  __device__ void Shrink(float top) {
+    const float factor = SoftmaxWeight(memory_.m, top);
+    memory_ = {top, factor * memory_.l};
+    rest_ = {top, factor * rest_.l};
+    Scale(factor);
   }
 
   // The two halves' sums, to the first; both then have the state of the whole.
@@ -378,29 +437,31 @@ class TileFinisher {
         warp_(warp),
         first_(ClusterRank() + ClusterBlocks() * warp) {}
 
-  // Reads what the first queries are merged with; after WaitForPreviousKernel.
+  // Looks up the first queries' merges.
+  __device__ void ReadMerges() {
+    if (item_.merge < 0) return;
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) {
+      const int query = first_ + a * ClusterBlocks() * kWarps;
+      if (query < queries_) ahead_[a].merge = merging_.merges[item_.merge + query / item_.head_count];
+    }
+  }
+
+  // Asks for what they are merged with; after ReadMerges and WaitForPreviousKernel.
   __device__ void Prepare() {
     if (item_.merge < 0) return;
-    const int stride = ClusterBlocks() * kWarps, lane = static_cast<int>(threadIdx.x) % kWarp;
+    const int lane = static_cast<int>(threadIdx.x) % kWarp;
     const MergedRow<kWidth> of(t_.width);
 #pragma unroll
     for (int a = 0; a < kAhead; ++a) {
-      const int query = first_ + a * stride;
-      if (query < queries_) ahead_[a].merge = merging_.merges[item_.merge + query / item_.head_count];
-    }
-    typename MergedRow<kWidth>::OwnColumns own[kAhead];
-#pragma unroll
-    for (int a = 0; a < kAhead; ++a) {
-      const int query = first_ + a * stride, head = first_head_ + query % item_.head_count;
+      const int query = first_ + a * ClusterBlocks() * kWarps, head = first_head_ + query % item_.head_count;
       if (query >= queries_) continue;
       const AttentionMerge& merge = ahead_[a].merge;
       const int mine = merge.partial_begin + lane;
       if (mine < merge.partial_end) ahead_[a].partial = PartialRows(t_, merging_.partials, head).Place(mine);
-      own[a] =
+      ahead_[a].own =
           of.ReadOwn(t_, merging_, merge.row, merge.own_begin, head, of.half() == 0 && merge.own_begin <= merge.row);
     }
-#pragma unroll
-    for (int a = 0; a < kAhead; ++a) ahead_[a].own = of.Weigh(t_, own[a]);
   }
 
   // `sync`: a barrier of the block's kWarps warps; all of them take part. `prepared`: Prepare was called.
@@ -411,22 +472,31 @@ class TileFinisher {
     if (blocks > 1) {
       for (int query = warp_; sums.parts > 1 && query < queries_; query += kWarps) {
         MergedRow<kWidth> sum(t_.width);
-        sum.AddSums(QuerySums(sums, query, false), 0, sums.parts, 1);
+        sum.AddSums(QuerySums(sums, query, false), sums.parts);
         __syncwarp();
-        sum.StoreSums(sums.o + query * sums.stride, sums.state + query * 3, false);
+        sum.StoreSums(sums.o + query * sums.stride, sums.state + query * kSumState, false);
       }
       ClusterArrive();
     }
-    if (!prepared) Prepare();
+    if (!prepared) {
+      ReadMerges();
+      Prepare();
+    }
+    typename MergedRow<kWidth>::OwnRow own[kAhead];
+#pragma unroll
+    for (int a = 0; a < kAhead; ++a) own[a] = MergedRow<kWidth>(t_.width).Weigh(t_, ahead_[a].own);
     if (blocks > 1) ClusterWait();
 #pragma unroll 1  // code that runs seldom is fetched once: short is fast
     for (int query = first_; query < queries_; query += stride) {
       if (item_.merge >= 0 && !ahead_[0].known) {
         ahead_[0].merge = merging_.merges[item_.merge + query / item_.head_count];
       }
-      End(sums, query, ahead_[0]);
+      End(sums, query, ahead_[0], own[0]);
 #pragma unroll
-      for (int a = 1; a < kAhead; ++a) ahead_[a - 1] = ahead_[a];
+      for (int a = 1; a < kAhead; ++a) {
+        ahead_[a - 1] = ahead_[a];
+        own[a - 1] = own[a];
+      }
       ahead_[kAhead - 1].known = false;
       ahead_[kAhead - 1].partial = -1;
     }
@@ -440,15 +510,18 @@ class TileFinisher {
   struct Ahead {
     AttentionMerge merge;
     int64_t partial = -1;  // the lane's first partial row
-    typename MergedRow<kWidth>::OwnRow own;
+    typename MergedRow<kWidth>::OwnColumns own;
     bool known = true;  // what Prepare reads is there
   };
 
-  __device__ void End(const TileSums& sums, int query, const Ahead& ahead) {
+  __device__ void End(const TileSums& sums, int query, const Ahead& ahead,
+                      const typename MergedRow<kWidth>::OwnRow& own) {
     const int blocks = ClusterBlocks();
     const int i = query / item_.head_count, head = first_head_ + query % item_.head_count;
     MergedRow<kWidth> sum(t_.width);
-    sum.AddSums(QuerySums(sums, query, blocks > 1), 0, blocks > 1 ? blocks : sums.parts, 1);
+    const bool begins = ahead.known && item_.merge >= 0 && ahead.merge.own_begin <= ahead.merge.row;
+    if (begins) sum.Begin(own);
+    sum.AddSums(QuerySums(sums, query, blocks > 1), blocks > 1 ? blocks : sums.parts);
     if (item_.partial >= 0) {
       const int64_t place = static_cast<int64_t>(item_.partial + i) * t_.heads + head;
       sum.StoreSums(t_.partial_o + place * t_.width, t_.partial_state + place * 3, true);
@@ -456,11 +529,9 @@ class TileFinisher {
     }
     if (item_.merge >= 0) {
       AttentionMerge merge = ahead.merge;
-      sum.AddSums(PartialRows(t_, merging_.partials, head), merge.partial_begin, merge.partial_end, 1, ahead.partial);
-      if (ahead.known && merge.own_begin <= merge.row) {
-        sum.AddOwn(ahead.own);
-        ++merge.own_begin;
-      }
+      sum.AddPartials(PartialRows(t_, merging_.partials, head), merge.partial_begin, merge.partial_end, 1,
+                      ahead.partial);
+      merge.own_begin += begins;
       sum.AddOwn(t_, merging_, merge, head);
     }
     sum.Store(t_, RowOf(rows_, item_.rows, i), head);

@@ -4,6 +4,8 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/device/async_copy.cuh"
+
 namespace stillhouse::cuda {
 
 // One without a cluster.
@@ -29,6 +31,18 @@ __device__ __forceinline__ const T* OfBlock(const T* shared, int rank) {
   uint64_t there;
   asm("mapa.u64 %0, %1, %2;\n" : "=l"(there) : "l"(shared), "r"(rank));
   return reinterpret_cast<const T*>(there);
+}
+
+// What block `rank` has where `shared` lies in this one.
+__device__ __forceinline__ float4 LoadOfBlock(const float* shared, int rank) {
+  float4 value;
+  asm volatile(
+      "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %4, %5;\n"
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [there];\n}\n"
+      : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+      : "r"(SharedAddress(shared)), "r"(rank)
+      : "memory");
+  return value;
 }
 
 }  // namespace stillhouse::cuda

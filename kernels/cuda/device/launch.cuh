@@ -59,6 +59,15 @@ cudaError_t AllowCluster(void (*kernel)(Params...), dim3 cluster) {
   return cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
 }
 
+// A multiprocessor changes how much of its memory is shared memory only when it is idle: kernels that are to lie beside
+// those before and after them ask for the most.
+template <typename... Params>
+void PreferShared(void (*kernel)(Params...)) {
+  STILLHOUSE_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                             cudaFuncAttributePreferredSharedMemoryCarveout,
+                                             cudaSharedmemCarveoutMaxShared));
+}
+
 template <typename... Params, typename... Args>
 void LaunchClustersEarly(void (*kernel)(Params...), dim3 blocks, dim3 cluster, int threads, int shared_bytes,
                          cudaStream_t stream, const Args&... args) {

@@ -12,7 +12,8 @@
 namespace stillhouse::cuda {
 
 // Tile t's first half are the rows of `half`-row groups' first halves, its second half their partners, half rows on:
-// gates and what they multiply, the two elements that turn together, or (half = a tile's rows / 2) plain rows.
+// gates and what they multiply, or two elements that turn together (`pairs`); or (half = a tile's rows / 2) plain rows,
+// of which neighbours may turn together.
 struct SkinnyFinish {
   int64_t n;
   int m, half, tiles;
@@ -23,7 +24,7 @@ struct SkinnyFinish {
   __nv_bfloat16* scaled;
   float* squares_out;
   __nv_bfloat16* glu;
-  bool turn;
+  bool turn, pairs;
   QkvRopeParams rope;
 };
 
@@ -31,7 +32,9 @@ inline SkinnyFinish FinishOf(const SkinnyParams& p, int tile_rows) {
   SkinnyFinish f;
   f.n = p.n;
   f.m = p.m;
-  f.half = p.glu ? static_cast<int>(p.n / 2) : p.rope ? p.rope->width / 2 : tile_rows / 2;
+  f.turn = p.rope != nullptr;
+  f.pairs = p.glu != nullptr || (f.turn && !p.rope->interleaved);
+  f.half = p.glu ? static_cast<int>(p.n / 2) : f.pairs ? p.rope->width / 2 : tile_rows / 2;
   f.tiles = static_cast<int>((p.n + tile_rows - 1) / tile_rows);
   f.out = p.rope ? p.rope->qkv : p.out;
   f.out_stride = p.out_stride;
@@ -40,7 +43,6 @@ inline SkinnyFinish FinishOf(const SkinnyParams& p, int tile_rows) {
   f.scaled = static_cast<__nv_bfloat16*>(p.scaled);
   f.squares_out = p.squares_out;
   f.glu = static_cast<__nv_bfloat16*>(p.glu);
-  f.turn = p.rope != nullptr;
   f.rope = p.rope ? *p.rope : QkvRopeParams();
   return f;
 }
@@ -66,6 +68,8 @@ struct Place {
   int tile, pair, t;  // pair: of the rows that go together
   bool second;        // the second of its pair
   __device__ int RowIn(int j, int e) const { return 8 * j + 2 * t + e % 2; }
+  // The thread's first row in the weight.
+  __device__ int64_t FirstRow(int half) const { return RowOf(pair, half) + (second ? half : 0); }
 };
 
 // What a sum is added to, and the norm that it goes into: asked for before the sums are ready.
@@ -76,7 +80,7 @@ struct Before {
 
 template <int kBatch>
 __device__ __forceinline__ void LoadBefore(const SkinnyFinish& p, const Place& at, Before<kBatch>& before) {
-  const int64_t row = RowOf(at.pair, p.half) + (at.second ? p.half : 0);
+  const int64_t row = at.FirstRow(p.half);
 #pragma unroll
   for (int h = 0; h < 2; ++h) before.norm[h] = p.next_norm && row + 8 * h < p.n ? p.next_norm[row + 8 * h] : 0.0f;
 #pragma unroll
@@ -93,7 +97,7 @@ __device__ __forceinline__ void LoadBefore(const SkinnyFinish& p, const Place& a
 template <int kBatch, int kWorkers>
 __device__ __forceinline__ void StoreSums(const SkinnyFinish& p, const Place& at, float (&sum)[kBatch / 8][4],
                                           const Before<kBatch>& before, float (*squares)[kBatch]) {
-  const int64_t row = RowOf(at.pair, p.half) + (at.second ? p.half : 0);
+  const int64_t row = at.FirstRow(p.half);
   const int warp = static_cast<int>(threadIdx.x) / kWarp, lane = static_cast<int>(threadIdx.x) % kWarp;
 #pragma unroll
   for (int j = 0; j < kBatch / 8; ++j) {
@@ -151,19 +155,31 @@ __device__ __forceinline__ void StoreGates(const SkinnyFinish& p, const Place& a
   }
 }
 
-// The rotations of pairs, and where their rows' keys or values go (0: nowhere).
+// Which rotations a thread's rows take part in: those of pairs first and first + step of a head.
+struct Turned {
+  int head, column, first, step;  // column: of the first row in its head
+  __device__ Turned(const SkinnyFinish& p, int64_t row)
+      : head(static_cast<int>(row) / p.rope.width),
+        column(static_cast<int>(row) - head * p.rope.width),
+        first(p.pairs ? column : column / 2),
+        step(p.pairs ? 8 : 4) {}
+};
+
+// The rotations, and where their rows' keys or values go (0: nowhere).
 template <int kBatch>
 struct Turning {
   float c[Pairs<kBatch>::kCount][4], s[Pairs<kBatch>::kCount][4];
   int64_t places[Pairs<kBatch>::kCount][2];
 };
 
+// By the threads that have first rows of pairs, or by all.
 template <int kBatch>
 __device__ __forceinline__ void LoadTurning(const SkinnyFinish& p, const Place& at, Turning<kBatch>& turning) {
   const QkvRopeParams& rope = p.rope;
-  const int head = at.pair / p.half, i = at.pair - head * p.half;  // the pairs of a thread are of one head
-  const bool within = 2 * static_cast<int64_t>(at.pair) < p.n;
-  const bool turns = head < rope.heads + rope.kv_heads, keeps = within && head >= rope.heads && rope.places;
+  const int64_t row = at.FirstRow(p.half);
+  const Turned turned(p, row);
+  const bool within = row < p.n, turns = turned.head < rope.heads + rope.kv_heads;
+  const bool keeps = within && turned.head >= rope.heads && rope.places;
 #pragma unroll
   for (int j = 0; j < Pairs<kBatch>::kCount; ++j) {
 #pragma unroll
@@ -174,42 +190,76 @@ __device__ __forceinline__ void LoadTurning(const SkinnyFinish& p, const Place& 
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int r = at.RowIn(j, e);
-      const float* const angles = rope.angles + static_cast<int64_t>(r) * 2 * p.half + i + e / 2 * 8;
+      const float* const angles =
+          rope.angles + static_cast<int64_t>(r) * 2 * rope.pairs + turned.first + e / 2 * turned.step;
       const bool valid = within && turns && r < p.m;
       turning.c[j][e] = valid ? angles[0] : 1.0f;
-      turning.s[j][e] = valid ? angles[p.half] : 0.0f;
+      turning.s[j][e] = valid ? angles[rope.pairs] : 0.0f;
     }
   }
 }
 
+// A value of column `column` of a head to its place among keys or values, where it has one.
+struct TurnedTo {
+  int64_t offset;
+  bool bf16;
+  __device__ TurnedTo(const SkinnyFinish& p, const Turned& turned)
+      : offset(p.rope.layer_offset +
+               (turned.head - p.rope.heads - (turned.head < p.rope.heads + p.rope.kv_heads ? 0 : p.rope.kv_heads)) *
+                   p.rope.head_stride),
+        bf16(p.rope.kv_bf16) {}
+  __device__ void Store(int64_t place, int column, float value) const {
+    if (place == 0) return;
+    if (bf16) {
+      reinterpret_cast<Bf16*>(place)[offset + column] = FromFloat<Bf16>(value);
+    } else {
+      reinterpret_cast<float*>(place)[offset + column] = value;
+    }
+  }
+};
+
 template <int kBatch>
 __device__ __forceinline__ void StoreTurned(const SkinnyFinish& p, const Place& at, const Pairs<kBatch>& sum,
                                             const Turning<kBatch>& turning) {
-  const QkvRopeParams& rope = p.rope;
-  const int head = at.pair / p.half, i = at.pair - head * p.half;
-  if (2 * static_cast<int64_t>(at.pair) >= p.n) return;
-  const int kv = head - rope.heads - (head < rope.heads + rope.kv_heads ? 0 : rope.kv_heads);
-  const int64_t to = rope.layer_offset + kv * rope.head_stride + i;
+  const int64_t row = at.FirstRow(p.half);
+  if (row >= p.n) return;
+  const Turned turned(p, row);
+  const TurnedTo to(p, turned);
 #pragma unroll
   for (int j = 0; j < Pairs<kBatch>::kCount; ++j) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
-      const int r = at.RowIn(j, e);
+      const int r = at.RowIn(j, e), more = e / 2 * 8;
       if (r >= p.m) continue;
       const float c = turning.c[j][e], s = turning.s[j][e];
       const float a = sum.first[j][e] * c - sum.second[j][e] * s, b = sum.second[j][e] * c + sum.first[j][e] * s;
-      float* const out = p.out + r * p.n + static_cast<int64_t>(head) * 2 * p.half + i + e / 2 * 8;
+      float* const out = p.out + r * p.n + row + more;
       out[0] = a;
       out[p.half] = b;
-      const int64_t place = turning.places[j][e % 2], offset = to + e / 2 * 8;
-      if (place == 0) continue;
-      if (rope.kv_bf16) {
-        reinterpret_cast<Bf16*>(place)[offset] = FromFloat<Bf16>(a);
-        reinterpret_cast<Bf16*>(place)[offset + p.half] = FromFloat<Bf16>(b);
-      } else {
-        reinterpret_cast<float*>(place)[offset] = a;
-        reinterpret_cast<float*>(place)[offset + p.half] = b;
-      }
+      to.Store(turning.places[j][e % 2], turned.column + more, a);
+      to.Store(turning.places[j][e % 2], turned.column + more + p.half, b);
+    }
+  }
+}
+
+// The same where neighbouring rows turn together: a thread four lanes on has the other one.
+template <int kBatch>
+__device__ __forceinline__ void StoreTurnedNeighbours(const SkinnyFinish& p, const Place& at,
+                                                      const float (&sum)[kBatch / 8][4],
+                                                      const Turning<kBatch>& turning) {
+  const int64_t row = at.FirstRow(p.half);
+  const Turned turned(p, row);
+  const TurnedTo to(p, turned);
+#pragma unroll
+  for (int j = 0; j < kBatch / 8; ++j) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const float other = __shfl_xor_sync(~0u, sum[j][e], 4);
+      const int r = at.RowIn(j, e), more = e / 2 * 8;
+      if (r >= p.m || row >= p.n) continue;
+      const float s = turning.s[j][e], value = sum[j][e] * turning.c[j][e] + (row % 2 == 0 ? -s : s) * other;
+      p.out[r * p.n + row + more] = value;
+      to.Store(turning.places[j][e % 2], turned.column + more, value);
     }
   }
 }

@@ -10,7 +10,16 @@
 
 namespace stillhouse::cuda {
 
-// The map's box whose first element is (row, column); elements outside the matrix are zeros.
+// The map's box whose first element is (row, column); elements outside the matrix are zeros. `policy`: what the L2
+// cache keeps of it (CachePolicy, device/bulk_copy.cuh).
+__device__ __forceinline__ void CopyBox(void* shared, const CUtensorMap* map, int row, int column, uint64_t* barrier,
+                                        uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, {%3, "
+      "%4}], [%2], %5;\n" ::"r"(SharedAddress(shared)),
+      "l"(map), "r"(SharedAddress(barrier)), "r"(column), "r"(row), "l"(policy)
+      : "memory");
+}
 __device__ __forceinline__ void CopyBox(void* shared, const CUtensorMap* map, int row, int column, uint64_t* barrier) {
   asm volatile(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4}], "
