@@ -23,7 +23,8 @@ using Bf16 = __nv_bfloat16;
 
 constexpr int kWidth = kAttentionTallWidth;
 static_assert(kAttentionTall == 128);  // queries: 64 to a warpgroup
-constexpr int kSlots = 128;            // of a step
+constexpr int kSlots = 128;            // of a step,
+constexpr int kHalf = 64;              // whose halves are each of one run: pages are short
 constexpr int kGroup = 128;            // threads of a warpgroup
 constexpr int kStages = 3;
 constexpr int kBlockBytes = 128 * 128;                 // 128 rows of 64 columns
@@ -33,11 +34,24 @@ constexpr float kLn2 = 0.6931471805599453f;
 // Weights may grow to 2^kSlack before the maximum follows and earlier sums shrink.
 constexpr float kSlack = 8.0f;
 
+// What a step holds, beside keys and values.
+struct Step {
+  int slots[2], limit[2];  // row i of the tile of queries sees the first min(slots, limit + i) of a half
+  int flags;
+};
+enum StepFlag {
+  kMasked = 1,  // some row does not see all kSlots
+  kBiased = 2,  // slots have biases
+  kLast = 4,    // of the block's share of the item
+  kMemory = 8,  // the first half is counted in stored_mass; twice that: the second
+};
+
 struct Shared {
   alignas(1024) char q[kTileBytes];
   alignas(1024) char k[kStages][kTileBytes];
   alignas(1024) char v[kStages][kTileBytes];
   float beta[kStages][kSlots];
+  Step step[kStages];
   uint64_t k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
 };
 constexpr int kBytes = static_cast<int>(sizeof(Shared)) + 1024;  // room to begin at a multiple of 1024
@@ -60,6 +74,7 @@ struct Place {
   }
 };
 
+// Half a tile; zeros from row `slots` on.
 __device__ __forceinline__ void LoadRows(char* tile, const Bf16* from, int64_t row, int slots) {
   constexpr int kChunks = kWidth / 8, kRowsAtOnce = kGroup / kChunks;
   const int c = static_cast<int>(threadIdx.x) % kChunks, first = static_cast<int>(threadIdx.x) % kGroup / kChunks;
@@ -67,23 +82,25 @@ __device__ __forceinline__ void LoadRows(char* tile, const Bf16* from, int64_t r
   const int64_t step = kRowsAtOnce * row;
   char* const to = tile + TileByte(first, c);  // the rotation repeats every 8 rows
   static_assert(kRowsAtOnce == 8);
-  if (slots == kSlots) {
+  if (slots == kHalf) {
 #pragma unroll
-    for (int r = 0; r < kSlots; r += kRowsAtOnce) {
+    for (int r = 0; r < kHalf; r += kRowsAtOnce) {
       CopyAsync16(to + r * 128, at);
       at += step;
     }
     return;
   }
 #pragma unroll 1
-  for (int r = 0; r < kSlots; r += kRowsAtOnce) {
+  for (int r = 0; r < kHalf; r += kRowsAtOnce) {
     CopyAsync16(to + r * 128, first + r < slots ? at : from, first + r < slots);
     at += step;
   }
 }
 
+using Cursor = SlotCursor<Bf16, kHalf>;
+
 // The tiles of a block or of a cluster, (item, KV head) each, the longest first: dealt in turn, and back, so that all
-// get about as much. Both roles walk alike.
+// get about as much. All roles walk alike.
 class TileWalk {
  public:
   __device__ explicit TileWalk(const AttentionTensors& t, const AttentionItems& items)
@@ -106,7 +123,7 @@ class TileWalk {
 
   __device__ const AttentionItem& item() const { return *item_; }
   __device__ int kv() const { return kv_; }
-  __device__ SlotCursor<Bf16, kSlots> Slots() const { return SlotCursor<Bf16, kSlots>(items_, *item_, kv_); }
+  __device__ Cursor Slots() const { return Cursor(items_, *item_, kv_); }
 
  private:
   const AttentionItems& items_;
@@ -115,40 +132,57 @@ class TileWalk {
   const AttentionItem* item_ = nullptr;
 };
 
-// The warpgroup that copies, without a break between tiles: keys one step ahead of values.
+// A step's keys to their stage, and what it holds.
+__device__ __forceinline__ void LoadKeys(Shared& shared, int stage, Cursor& cursor) {
+  const int thread = static_cast<int>(threadIdx.x) % kGroup;
+  Step& step = shared.step[stage];
+  int flags = 0;
+#pragma unroll 1
+  for (int half = 0; half < 2; ++half) {
+    const SlotTile<Bf16> tile = cursor.Next();
+    LoadRows(shared.k[stage] + half * kHalf * 128, tile.k, tile.k_row, tile.slots);
+    if (thread < kHalf) {
+      const bool biased = tile.beta && thread < tile.slots;
+      CopyAsync4(&shared.beta[stage][half * kHalf + thread], biased ? tile.beta + thread : nullptr, biased);
+    }
+    if (thread == 0) {
+      step.slots[half] = tile.slots;
+      step.limit[half] = tile.limit;
+    }
+    if (tile.slots < kHalf || tile.limit < tile.slots) flags |= kMasked;
+    if (tile.beta) flags |= kBiased;
+    if (tile.memory) flags |= kMemory << half;
+  }
+  if (cursor.left() == 0) flags |= kLast;
+  if (thread == 0) {
+    step.flags = flags;
+    Arrive(&shared.k_full[stage]);
+  }
+  ArriveAfterCopies(&shared.k_full[stage]);
+}
+
+__device__ __forceinline__ void LoadValues(Shared& shared, int stage, Cursor& cursor) {
+#pragma unroll 1
+  for (int half = 0; half < 2; ++half) {
+    const SlotTile<Bf16> tile = cursor.Next();
+    LoadRows(shared.v[stage] + half * kHalf * 128, tile.v, tile.v_row, tile.slots);
+  }
+  ArriveAfterCopies(&shared.v_full[stage]);
+}
+
+// The warpgroup that copies, without a break between tiles. It alone walks over the slots.
 __device__ __forceinline__ void Produce(Shared& shared, TileWalk walk) {
   if (!walk.Next()) return;
-  SlotCursor<Bf16, kSlots> cursor = walk.Slots();
+  Cursor keys = walk.Slots();
   WaitForPreviousKernel();
-  auto next = [&] {
-    SlotTile<Bf16> tile = cursor.Next();
-    while (tile.slots == 0 && walk.Next()) {
-      cursor = walk.Slots();
-      tile = cursor.Next();
+  for (Place place;; keys = walk.Slots()) {
+    for (Cursor values = keys; keys.left() > 0; place.Next()) {
+      WaitPhase(&shared.k_empty[place.stage], place.parity ^ 1);
+      LoadKeys(shared, place.stage, keys);
+      WaitPhase(&shared.v_empty[place.stage], place.parity ^ 1);
+      LoadValues(shared, place.stage, values);
     }
-    return tile;
-  };
-  Place k, v;
-  auto load_keys = [&](const SlotTile<Bf16>& tile) {
-    WaitPhase(&shared.k_empty[k.stage], k.parity ^ 1);
-    LoadRows(shared.k[k.stage], tile.k, tile.k_row, tile.slots);
-    if (tile.beta) {
-      const int i = static_cast<int>(threadIdx.x) % kGroup;
-      if (i < tile.slots) CopyAsync4(&shared.beta[k.stage][i], tile.beta + i);
-    }
-    ArriveAfterCopies(&shared.k_full[k.stage]);
-    k.Next();
-  };
-  SlotTile<Bf16> tile = next();
-  if (tile.slots > 0) load_keys(tile);
-  while (tile.slots > 0) {
-    const SlotTile<Bf16> following = next();
-    if (following.slots > 0) load_keys(following);
-    WaitPhase(&shared.v_empty[v.stage], v.parity ^ 1);
-    LoadRows(shared.v[v.stage], tile.v, tile.v_row, tile.slots);
-    ArriveAfterCopies(&shared.v_full[v.stage]);
-    v.Next();
-    tile = following;
+    if (!walk.Next()) break;
   }
   CopyAsyncCommit();
   CopyAsyncWait<0>();
@@ -231,11 +265,11 @@ struct Running {
 
 // Turns a step's products into weights (in place); true where earlier sums shrink, by `factor`: where a maximum grew by
 // more than kSlack. `scale` is that of the products in base 2, and positive. The warp's lanes agree.
-__device__ __forceinline__ bool Weigh(float (&s)[16][4], Running& running, const SlotTile<Bf16>& tile,
+__device__ __forceinline__ bool Weigh(float (&s)[16][4], Running& running, const Step& step, int flags,
                                       const float* beta, float scale, const int (&tile_row)[2], int two,
                                       float (&factor)[2]) {
   float factor_of = scale;
-  if (tile.beta) {
+  if (flags & kBiased) {
     factor_of = 1.0f;
 #pragma unroll
     for (int n = 0; n < 16; ++n) {
@@ -244,15 +278,13 @@ __device__ __forceinline__ bool Weigh(float (&s)[16][4], Running& running, const
       for (int e = 0; e < 4; ++e) s[n][e] = fmaf(s[n][e], scale, (e % 2 ? bias.y : bias.x) * kLog2E);
     }
   }
-  if (tile.slots < kSlots || tile.limit < tile.slots) {
-    const bool causal = tile.limit < tile.slots;
-    const int limit[2] = {causal ? min(tile.limit + tile_row[0], tile.slots) : tile.slots,
-                          causal ? min(tile.limit + tile_row[1], tile.slots) : tile.slots};
+  if (flags & kMasked) {
 #pragma unroll
     for (int n = 0; n < 16; ++n) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        if (8 * n + two + e % 2 >= limit[e / 2]) s[n][e] = -INFINITY;
+        const int seen = min(step.slots[n / 8], step.limit[n / 8] + tile_row[e / 2]);
+        if (n % 8 * 8 + two + e % 2 >= seen) s[n][e] = -INFINITY;
       }
     }
   }
@@ -265,25 +297,29 @@ __device__ __forceinline__ bool Weigh(float (&s)[16][4], Running& running, const
   const bool grew =
       __any_sync(kFullWarp, top[0] * factor_of > running.m[0] + kSlack || top[1] * factor_of > running.m[1] + kSlack);
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    factor[half] = 1.0f;
+  for (int row = 0; row < 2; ++row) {
+    factor[row] = 1.0f;
     if (grew) {
-      const float all = fmaxf(running.m[half], WarpMax<4>(top[half]) * factor_of);
-      factor[half] = running.m[half] == -INFINITY ? 0.0f : Exp2(running.m[half] - all);
-      running.m[half] = all;
-      running.memory[half] *= factor[half];
-      running.rest[half] *= factor[half];
+      const float all = fmaxf(running.m[row], WarpMax<4>(top[row]) * factor_of);
+      factor[row] = running.m[row] == -INFINITY ? 0.0f : Exp2(running.m[row] - all);
+      running.m[row] = all;
+      running.memory[row] *= factor[row];
+      running.rest[row] *= factor[row];
     }
-    const float base = running.m[half] == -INFINITY ? 0.0f : running.m[half];  // nothing seen: weights are 2^−inf
-    float total = 0.0f;
+    const float base = running.m[row] == -INFINITY ? 0.0f : running.m[row];  // nothing seen: weights are 2^−inf
 #pragma unroll
-    for (int n = 0; n < 16; ++n) {
-      s[n][2 * half] = Exp2(fmaf(s[n][2 * half], factor_of, -base));
-      s[n][2 * half + 1] = Exp2(fmaf(s[n][2 * half + 1], factor_of, -base));
-      total += s[n][2 * half] + s[n][2 * half + 1];
+    for (int half = 0; half < 2; ++half) {
+      float total = 0.0f;
+#pragma unroll
+      for (int n = 8 * half; n < 8 * half + 8; ++n) {
+        s[n][2 * row] = Exp2(fmaf(s[n][2 * row], factor_of, -base));
+        s[n][2 * row + 1] = Exp2(fmaf(s[n][2 * row + 1], factor_of, -base));
+        total += s[n][2 * row] + s[n][2 * row + 1];
+      }
+      const bool memory = flags & kMemory << half;
+      running.memory[row] += memory ? total : 0.0f;
+      running.rest[row] += memory ? 0.0f : total;
     }
-    running.memory[half] += tile.memory ? total : 0.0f;
-    running.rest[half] += tile.memory ? 0.0f : total;
   }
   return grew;
 }
@@ -402,7 +438,6 @@ __device__ __forceinline__ void Consume(Shared& shared, const AttentionTensors& 
   Place k, v;
   while (walk.Next()) {
     const AttentionItem item = walk.item();
-    SlotCursor<Bf16, kSlots> cursor = walk.Slots();
     const int tile_row[2] = {(first_query + g) / item.head_count, (first_query + g + 8) / item.head_count};
     LoadQueries(t, item, rows, walk.kv(), first_query, shared.q);
     FenceForTensorCores();
@@ -416,8 +451,7 @@ __device__ __forceinline__ void Consume(Shared& shared, const AttentionTensors& 
     }
     uint32_t p[8][4];
     Running running;
-    SlotTile<Bf16> tile = cursor.Next();
-    if (tile.slots > 0) {
+    if (Cursor::ShareSlots(item) > 0) {
       float factor[2];
       TakeTurn(half);
       WaitPhase(&shared.k_full[k.stage], k.parity);
@@ -428,12 +462,13 @@ __device__ __forceinline__ void Consume(Shared& shared, const AttentionTensors& 
       GiveTurn(half);
       WarpgroupWait<0>();
       HoldSums(s);
-      Weigh(s, running, tile, shared.beta[k.stage], scale, tile_row, two, factor);
+      int flags = shared.step[k.stage].flags;
+      Weigh(s, running, shared.step[k.stage], flags, shared.beta[k.stage], scale, tile_row, two, factor);
       __syncwarp();  // every lane has read its biases
       if (lane == 0) Arrive(&shared.k_empty[k.stage]);
       k.Next();
       Pack(s, p);
-      for (tile = cursor.Next(); tile.slots > 0; tile = cursor.Next()) {
+      while (!(flags & kLast)) {
         TakeTurn(half);
         WaitPhase(&shared.k_full[k.stage], k.parity);
         FenceForTensorCores();
@@ -447,7 +482,9 @@ __device__ __forceinline__ void Consume(Shared& shared, const AttentionTensors& 
         GiveTurn(half);
         WarpgroupWait<1>();
         HoldSums(s);
-        const bool grew = Weigh(s, running, tile, shared.beta[k.stage], scale, tile_row, two, factor);
+        flags = shared.step[k.stage].flags;
+        const bool grew =
+            Weigh(s, running, shared.step[k.stage], flags, shared.beta[k.stage], scale, tile_row, two, factor);
         __syncwarp();  // every lane has read its biases
         // Sums are never negative. But asking orders the weights before what follows: they are made while the values'
         // products run, not after the wait for them.
@@ -504,7 +541,7 @@ __global__ void __launch_bounds__(3 * kGroup, 1)
   Shared& shared = *reinterpret_cast<Shared*>(base);
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
-      InitBarrier(&shared.k_full[s], kGroup);
+      InitBarrier(&shared.k_full[s], kGroup + 1);
       InitBarrier(&shared.v_full[s], kGroup);
       InitBarrier(&shared.k_empty[s], 2 * kGroup / kWarp);
       InitBarrier(&shared.v_empty[s], 2 * kGroup / kWarp);

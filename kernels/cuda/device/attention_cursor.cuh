@@ -40,8 +40,13 @@ class SlotCursor {
 
   // An item's slots, or the share of them of this block of its cluster.
   __device__ SlotCursor(const AttentionItems& items, const AttentionItem& item, int kv)
-      : SlotCursor(items.runs, item.run, item.slot + ShareBegin(item, ClusterRank()),
-                   ShareBegin(item, ClusterRank() + 1) - ShareBegin(item, ClusterRank()), item.causal_limit, kv) {}
+      : SlotCursor(items.runs, item.run, item.slot + ShareBegin(item, ClusterRank()), ShareSlots(item),
+                   item.causal_limit, kv) {}
+
+  __device__ static int ShareSlots(const AttentionItem& item) {
+    return ShareBegin(item, ClusterRank() + 1) - ShareBegin(item, ClusterRank());
+  }
+  __device__ int left() const { return left_; }
 
   __device__ SlotTile<T> Next() {
     SlotTile<T> tile;
