@@ -5,9 +5,9 @@
 
 #include "kernels/cuda/attention_launch.h"
 #include "kernels/cuda/device/async_copy.cuh"
-#include "kernels/cuda/device/attention_cursor.cuh"
 #include "kernels/cuda/device/attention_kernels.cuh"
 #include "kernels/cuda/device/attention_merge.cuh"
+#include "kernels/cuda/device/attention_stages.cuh"
 #include "kernels/cuda/device/cluster.cuh"
 #include "kernels/cuda/device/dtype.cuh"
 #include "kernels/cuda/device/launch.cuh"
@@ -17,176 +17,17 @@
 #include "kernels/ops/softmax_state.h"
 
 namespace stillhouse::cuda {
+namespace tall {
 namespace {
 
-using Bf16 = __nv_bfloat16;
-
-constexpr int kWidth = kAttentionTallWidth;
-static_assert(kAttentionTall == 128);  // queries: 64 to a warpgroup
-constexpr int kSlots = 128;            // of a step,
-constexpr int kHalf = 64;              // whose halves are each of one run: pages are short
-constexpr int kGroup = 128;            // threads of a warpgroup
-constexpr int kStages = 3;
-constexpr int kBlockBytes = 128 * 128;                 // 128 rows of 64 columns
-constexpr int kTileBytes = kWidth / 64 * kBlockBytes;  // of 128 queries, keys or values
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 // Weights may grow to 2^kSlack before the maximum follows and earlier sums shrink.
 constexpr float kSlack = 8.0f;
 
-// What a step holds, beside keys and values.
-struct Step {
-  int slots[2], limit[2];  // row i of the tile of queries sees the first min(slots, limit + i) of a half
-  int flags;
-};
-enum StepFlag {
-  kMasked = 1,  // some row does not see all kSlots
-  kBiased = 2,  // slots have biases
-  kLast = 4,    // of the block's share of the item
-  kMemory = 8,  // the first half is counted in stored_mass; twice that: the second
-};
-
-struct Shared {
-  alignas(1024) char q[kTileBytes];
-  alignas(1024) char k[kStages][kTileBytes];
-  alignas(1024) char v[kStages][kTileBytes];
-  float beta[kStages][kSlots];
-  Step step[kStages];
-  uint64_t k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
-};
-constexpr int kBytes = static_cast<int>(sizeof(Shared)) + 1024;  // room to begin at a multiple of 1024
 // Sums that are merged with others' lie where the keys were.
 constexpr int kSumStride = kWidth + 4;
 static_assert(kAttentionTall * (kSumStride + 3) * 4 <= kStages * kTileBytes);
-
-// Where the 16 bytes of columns [8·chunk, 8·chunk + 8) of a row lie in a tile.
-__device__ __forceinline__ int TileByte(int row, int chunk) {
-  return chunk / 8 * kBlockBytes + row * 128 + ((chunk % 8 ^ (row & 7)) << 4);
-}
-
-// Places in a ring of stages, one after the other, and the parity of the round.
-struct Place {
-  int stage = 0, parity = 0;
-  __device__ void Next() {
-    if (++stage < kStages) return;
-    stage = 0;
-    parity ^= 1;
-  }
-};
-
-// Half a tile; zeros from row `slots` on.
-__device__ __forceinline__ void LoadRows(char* tile, const Bf16* from, int64_t row, int slots) {
-  constexpr int kChunks = kWidth / 8, kRowsAtOnce = kGroup / kChunks;
-  const int c = static_cast<int>(threadIdx.x) % kChunks, first = static_cast<int>(threadIdx.x) % kGroup / kChunks;
-  const Bf16* at = from + first * row + 8 * c;
-  const int64_t step = kRowsAtOnce * row;
-  char* const to = tile + TileByte(first, c);  // the rotation repeats every 8 rows
-  static_assert(kRowsAtOnce == 8);
-  if (slots == kHalf) {
-#pragma unroll
-    for (int r = 0; r < kHalf; r += kRowsAtOnce) {
-      CopyAsync16(to + r * 128, at);
-      at += step;
-    }
-    return;
-  }
-#pragma unroll 1
-  for (int r = 0; r < kHalf; r += kRowsAtOnce) {
-    CopyAsync16(to + r * 128, first + r < slots ? at : from, first + r < slots);
-    at += step;
-  }
-}
-
-using Cursor = SlotCursor<Bf16, kHalf>;
-
-// The tiles of a block or of a cluster, (item, KV head) each, the longest first: dealt in turn, and back, so that all
-// get about as much. All roles walk alike.
-class TileWalk {
- public:
-  __device__ explicit TileWalk(const AttentionTensors& t, const AttentionItems& items)
-      : items_(items), kv_heads_(t.kv_heads), total_(items.count * t.kv_heads) {}
-
-  // The next tile with something to do; false: there are no more.
-  __device__ bool Next() {
-    const int units = static_cast<int>(gridDim.x) / ClusterBlocks();
-    const int unit = static_cast<int>(blockIdx.x) / ClusterBlocks();
-    for (; round_ * units < total_;) {
-      const int at = round_ * units + (round_ % 2 == 0 ? unit : units - 1 - unit);
-      ++round_;
-      if (at >= total_) continue;
-      item_ = items_.items + at / kv_heads_;
-      kv_ = at % kv_heads_;
-      if (item_->row_count > 0) return true;
-    }
-    return false;
-  }
-
-  __device__ const AttentionItem& item() const { return *item_; }
-  __device__ int kv() const { return kv_; }
-  __device__ Cursor Slots() const { return Cursor(items_, *item_, kv_); }
-
- private:
-  const AttentionItems& items_;
-  const int kv_heads_, total_;
-  int round_ = 0, kv_ = 0;
-  const AttentionItem* item_ = nullptr;
-};
-
-// A step's keys to their stage, and what it holds.
-__device__ __forceinline__ void LoadKeys(Shared& shared, int stage, Cursor& cursor) {
-  const int thread = static_cast<int>(threadIdx.x) % kGroup;
-  Step& step = shared.step[stage];
-  int flags = 0;
-#pragma unroll 1
-  for (int half = 0; half < 2; ++half) {
-    const SlotTile<Bf16> tile = cursor.Next();
-    LoadRows(shared.k[stage] + half * kHalf * 128, tile.k, tile.k_row, tile.slots);
-    if (thread < kHalf) {
-      const bool biased = tile.beta && thread < tile.slots;
-      CopyAsync4(&shared.beta[stage][half * kHalf + thread], biased ? tile.beta + thread : nullptr, biased);
-    }
-    if (thread == 0) {
-      step.slots[half] = tile.slots;
-      step.limit[half] = tile.limit;
-    }
-    if (tile.slots < kHalf || tile.limit < tile.slots) flags |= kMasked;
-    if (tile.beta) flags |= kBiased;
-    if (tile.memory) flags |= kMemory << half;
-  }
-  if (cursor.left() == 0) flags |= kLast;
-  if (thread == 0) {
-    step.flags = flags;
-    Arrive(&shared.k_full[stage]);
-  }
-  ArriveAfterCopies(&shared.k_full[stage]);
-}
-
-__device__ __forceinline__ void LoadValues(Shared& shared, int stage, Cursor& cursor) {
-#pragma unroll 1
-  for (int half = 0; half < 2; ++half) {
-    const SlotTile<Bf16> tile = cursor.Next();
-    LoadRows(shared.v[stage] + half * kHalf * 128, tile.v, tile.v_row, tile.slots);
-  }
-  ArriveAfterCopies(&shared.v_full[stage]);
-}
-
-// The warpgroup that copies, without a break between tiles. It alone walks over the slots.
-__device__ __forceinline__ void Produce(Shared& shared, TileWalk walk) {
-  if (!walk.Next()) return;
-  Cursor keys = walk.Slots();
-  WaitForPreviousKernel();
-  for (Place place;; keys = walk.Slots()) {
-    for (Cursor values = keys; keys.left() > 0; place.Next()) {
-      WaitPhase(&shared.k_empty[place.stage], place.parity ^ 1);
-      LoadKeys(shared, place.stage, keys);
-      WaitPhase(&shared.v_empty[place.stage], place.parity ^ 1);
-      LoadValues(shared, place.stage, values);
-    }
-    if (!walk.Next()) break;
-  }
-  CopyAsyncCommit();
-  CopyAsyncWait<0>();
-}
 
 // Queries of the tile, every kStride-th from `first` on, each as a row of the step and a head; `there`: the tile has so
 // many. One division for all.
@@ -232,8 +73,8 @@ __device__ __forceinline__ void LoadQueries(const AttentionTensors& t, const Att
 #pragma unroll
     for (int i = 0; i < 8; ++i, queries.Next()) {
       const int64_t at = queries.row() * t.q_row + queries.head() * t.q_head + 8 * c;
-      value[i] = *reinterpret_cast<const uint4*>(static_cast<const Bf16*>(t.q) + at);
-      if (!queries.there()) value[i] = make_uint4(0, 0, 0, 0);
+      value[i] = make_uint4(0, 0, 0, 0);
+      if (queries.there()) value[i] = *reinterpret_cast<const uint4*>(static_cast<const Bf16*>(t.q) + at);
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) *reinterpret_cast<uint4*>(q + TileByte(first + 2 * i + lane / 16, c)) = value[i];
@@ -244,9 +85,10 @@ __device__ __forceinline__ void LoadQueries(const AttentionTensors& t, const Att
     for (int i = 0; i < 8; ++i, queries.Next()) {
       const int64_t at = queries.row() * t.q_row + queries.head() * t.q_head + 8 * c;
       const float4* const from = reinterpret_cast<const float4*>(static_cast<const float*>(t.q) + at);
+      value[i][0] = value[i][1] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (!queries.there()) continue;
       value[i][0] = from[0];
       value[i][1] = from[1];
-      if (!queries.there()) value[i][0] = value[i][1] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -269,11 +111,12 @@ __device__ __forceinline__ bool Weigh(float (&s)[16][4], Running& running, const
                                       const float* beta, float scale, const int (&tile_row)[2], int two,
                                       float (&factor)[2]) {
   float factor_of = scale;
-  if (flags & kBiased) {
+  if (flags & 3 * kBiased) {
     factor_of = 1.0f;
 #pragma unroll
     for (int n = 0; n < 16; ++n) {
-      const float2 bias = *reinterpret_cast<const float2*>(beta + 8 * n + two);
+      const bool biased = flags & kBiased << n / 8;
+      const float2 bias = biased ? *reinterpret_cast<const float2*>(beta + 8 * n + two) : make_float2(0.0f, 0.0f);
 #pragma unroll
       for (int e = 0; e < 4; ++e) s[n][e] = fmaf(s[n][e], scale, (e % 2 ? bias.y : bias.x) * kLog2E);
     }
@@ -288,11 +131,20 @@ __device__ __forceinline__ bool Weigh(float (&s)[16][4], Running& running, const
       }
     }
   }
-  float top[2] = {-INFINITY, -INFINITY};
+  // Several of each, so that they do not wait for one another.
+  float tops[2][4];
 #pragma unroll
   for (int n = 0; n < 16; ++n) {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) top[e / 2] = fmaxf(top[e / 2], s[n][e]);
+    for (int row = 0; row < 2; ++row) {
+      const float pair = fmaxf(s[n][2 * row], s[n][2 * row + 1]);
+      tops[row][n % 4] = n < 4 ? pair : fmaxf(tops[row][n % 4], pair);
+    }
+  }
+  float top[2];
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    top[row] = fmaxf(fmaxf(tops[row][0], tops[row][1]), fmaxf(tops[row][2], tops[row][3]));
   }
   const bool grew =
       __any_sync(kFullWarp, top[0] * factor_of > running.m[0] + kSlack || top[1] * factor_of > running.m[1] + kSlack);
@@ -307,15 +159,16 @@ __device__ __forceinline__ bool Weigh(float (&s)[16][4], Running& running, const
       running.rest[row] *= factor[row];
     }
     const float base = running.m[row] == -INFINITY ? 0.0f : running.m[row];  // nothing seen: weights are 2^−inf
+    float totals[2][2] = {};
+#pragma unroll
+    for (int n = 0; n < 16; ++n) {
+      s[n][2 * row] = Exp2(fmaf(s[n][2 * row], factor_of, -base));
+      s[n][2 * row + 1] = Exp2(fmaf(s[n][2 * row + 1], factor_of, -base));
+      totals[n / 8][n % 2] += s[n][2 * row] + s[n][2 * row + 1];
+    }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float total = 0.0f;
-#pragma unroll
-      for (int n = 8 * half; n < 8 * half + 8; ++n) {
-        s[n][2 * row] = Exp2(fmaf(s[n][2 * row], factor_of, -base));
-        s[n][2 * row + 1] = Exp2(fmaf(s[n][2 * row + 1], factor_of, -base));
-        total += s[n][2 * row] + s[n][2 * row + 1];
-      }
+      const float total = totals[half][0] + totals[half][1];
       const bool memory = flags & kMemory << half;
       running.memory[row] += memory ? total : 0.0f;
       running.rest[row] += memory ? 0.0f : total;
@@ -451,18 +304,18 @@ __device__ __forceinline__ void Consume(Shared& shared, const AttentionTensors& 
     }
     uint32_t p[8][4];
     Running running;
-    if (Cursor::ShareSlots(item) > 0) {
+    if (ShareSlots<kHalf>(item) > 0) {
       float factor[2];
       TakeTurn(half);
       WaitPhase(&shared.k_full[k.stage], k.parity);
-      FenceForTensorCores();
+      int flags = shared.step[k.stage].flags;
+      if (flags & kCopied) FenceForTensorCores();
       WarpgroupBegin();
       Scores(s, q, shared.k[k.stage]);
       WarpgroupCommit();
       GiveTurn(half);
       WarpgroupWait<0>();
       HoldSums(s);
-      int flags = shared.step[k.stage].flags;
       Weigh(s, running, shared.step[k.stage], flags, shared.beta[k.stage], scale, tile_row, two, factor);
       __syncwarp();  // every lane has read its biases
       if (lane == 0) Arrive(&shared.k_empty[k.stage]);
@@ -471,18 +324,19 @@ __device__ __forceinline__ void Consume(Shared& shared, const AttentionTensors& 
       while (!(flags & kLast)) {
         TakeTurn(half);
         WaitPhase(&shared.k_full[k.stage], k.parity);
-        FenceForTensorCores();
+        const bool copied = flags & kCopied;
+        flags = shared.step[k.stage].flags;
+        if (flags & kCopied) FenceForTensorCores();
         WarpgroupBegin();
         Scores(s, q, shared.k[k.stage]);
         WarpgroupCommit();
         WaitPhase(&shared.v_full[v.stage], v.parity);
-        FenceForTensorCores();
+        if (copied) FenceForTensorCores();
         Values(o, p, shared.v[v.stage]);
         WarpgroupCommit();
         GiveTurn(half);
         WarpgroupWait<1>();
         HoldSums(s);
-        flags = shared.step[k.stage].flags;
         const bool grew =
             Weigh(s, running, shared.step[k.stage], flags, shared.beta[k.stage], scale, tile_row, two, factor);
         __syncwarp();  // every lane has read its biases
@@ -505,7 +359,7 @@ __device__ __forceinline__ void Consume(Shared& shared, const AttentionTensors& 
         Pack(s, p);
       }
       WaitPhase(&shared.v_full[v.stage], v.parity);
-      FenceForTensorCores();
+      if (flags & kCopied) FenceForTensorCores();
       WarpgroupBegin();
       Values(o, p, shared.v[v.stage]);
       WarpgroupCommit();
@@ -534,15 +388,14 @@ __device__ __forceinline__ void Consume(Shared& shared, const AttentionTensors& 
 template <int kInline>
 __global__ void __launch_bounds__(3 * kGroup, 1)
     AttentionWgmma(const AttentionTensors t, const AttentionItems where, const AttentionMerging where_merged,
-                   const __grid_constant__ InlineTables<kInline> tables) {
-  extern __shared__ float4 attention_shared[];
+                   const __grid_constant__ AttentionMaps maps, const __grid_constant__ InlineTables<kInline> tables) {
+  extern __shared__ char attention_shared[];
   LetNextKernelStart();
-  const uintptr_t base = (reinterpret_cast<uintptr_t>(attention_shared) + 1023) / 1024 * 1024;
-  Shared& shared = *reinterpret_cast<Shared*>(base);
+  Shared& shared = *reinterpret_cast<Shared*>(attention_shared + (-SharedAddress(attention_shared) & 1023));
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
       InitBarrier(&shared.k_full[s], kGroup + 1);
-      InitBarrier(&shared.v_full[s], kGroup);
+      InitBarrier(&shared.v_full[s], kGroup + 1);
       InitBarrier(&shared.k_empty[s], 2 * kGroup / kWarp);
       InitBarrier(&shared.v_empty[s], 2 * kGroup / kWarp);
     }
@@ -554,10 +407,12 @@ __global__ void __launch_bounds__(3 * kGroup, 1)
   const TileWalk walk(t, items);
   if (threadIdx.x < kGroup) {
     GiveRegisters<40>();
-    Produce(shared, walk);
+    Producer(shared, items, maps).Run(walk);
   } else {
     TakeRegisters<232>();
-    Consume(shared, t, items.rows, merging, static_cast<int>(threadIdx.x) / kGroup - 1, walk);
+    // The compiler sees that warps agree on it.
+    const int half = __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / kGroup - 1, 0);
+    Consume(shared, t, items.rows, merging, half, walk);
   }
 }
 
@@ -566,10 +421,11 @@ void Launch(const AttentionTensors& tensors, const AttentionItems& items, const 
             cudaStream_t stream) {
   LaunchClustersEarly(AttentionWgmma<kInline>, static_cast<unsigned>(blocks),
                       dim3(static_cast<unsigned>(items.cluster)), 3 * kGroup, kBytes, stream, tensors, items, merging,
-                      TablesOf<kInline>(items.inline_tables));
+                      items.maps ? *items.maps : AttentionMaps{}, TablesOf<kInline>(items.inline_tables));
 }
 
 }  // namespace
+}  // namespace tall
 
 void LaunchAttentionTall(const AttentionTensors& tensors, const AttentionItems& items, const AttentionMerging& merging,
                          bool merges, int multiprocessors, cudaStream_t stream) {
@@ -578,14 +434,14 @@ void LaunchAttentionTall(const AttentionTensors& tensors, const AttentionItems& 
   // Blocks go from tile to tile where each ends what it begins.
   const int blocks = merges || items.cluster > 1 ? tiles * items.cluster : std::min(tiles, multiprocessors);
   if (items.inline_tables) {
-    Launch<kAttentionInlineBytes>(tensors, items, merging, blocks, stream);
+    tall::Launch<kAttentionInlineBytes>(tensors, items, merging, blocks, stream);
   } else {
-    Launch<0>(tensors, items, merging, blocks, stream);
+    tall::Launch<0>(tensors, items, merging, blocks, stream);
   }
 }
 
 AttentionCapacity AttentionCapacityTall() {
-  static const AttentionCapacity capacity = CapacityOf(AttentionWgmma<0>, 3 * kGroup, kBytes);
+  static const AttentionCapacity capacity = CapacityOf(tall::AttentionWgmma<0>, 3 * tall::kGroup, tall::kBytes);
   return capacity;
 }
 

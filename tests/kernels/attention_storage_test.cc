@@ -102,14 +102,16 @@ TEST(AttentionStorage, F32OfManyShapes) {
 }
 
 // Memories of bf16 (the problem's are rounded) with f32 rows, as serving has them; or rows and results of bf16 too.
+// `padding`: rows lie that much further apart than they are wide, and those of some segments more than others'.
 void ExpectBf16(const Context& ctx, AttentionProblem& p, int64_t padding, bool all_bf16) {
   SCOPED_TRACE(::testing::Message() << p.rows << " rows, " << p.heads << "/" << p.kv_heads << ", " << p.width
                                     << ", padding " << padding << ", rows of bf16 " << all_bf16);
   AttentionTensors t = ToTensors(ctx, p, false);
   for (size_t s = 0; s < p.segments.size(); ++s) {
     const Shape shape = {p.kv_heads, p.segments[s].slots, p.width};
-    t.plan->segments[s].k = Bf16Tensor(ctx, p.segments[s].k, shape, padding);
-    t.plan->segments[s].v = Bf16Tensor(ctx, p.segments[s].v, shape, padding);
+    const int64_t apart = padding > 0 ? padding + 8 * static_cast<int64_t>(s % 6) : 0;
+    t.plan->segments[s].k = Bf16Tensor(ctx, p.segments[s].k, shape, apart);
+    t.plan->segments[s].v = Bf16Tensor(ctx, p.segments[s].v, shape, apart);
   }
   if (all_bf16) {
     t.q = Bf16Tensor(ctx, p.q, {p.rows, p.heads, p.width}, padding);
@@ -155,10 +157,10 @@ TEST(AttentionStorage, Bf16OnManyPagesMatchesReference) {
   std::vector<int32_t> after_memories = {0, 2}, before_memory = pages;
   after_memories.insert(after_memories.end(), pages.begin(), pages.end());
   before_memory.insert(before_memory.begin() + 3, 1);
-  for (bool all_bf16 : {false, true}) {  // the blocks of clusters share items
-    AttentionProblem p =
-        MakeProblem(rng, 8, 2, 128, segments, {{70, after_memories}, {33, before_memory}, {50, pages}, {3, {0, 3}}});
-    ExpectBf16(ctx, p, 0, all_bf16);
+  AttentionProblem p =
+      MakeProblem(rng, 8, 2, 128, segments, {{70, after_memories}, {33, before_memory}, {50, pages}, {3, {0, 3}}});
+  for (int64_t padding : {0, 8}) {
+    for (bool all_bf16 : {false, true}) ExpectBf16(ctx, p, padding, all_bf16);
   }
 }
 

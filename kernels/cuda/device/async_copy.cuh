@@ -17,11 +17,9 @@ __device__ __forceinline__ void CopyAsync16(void* shared, const void* global, bo
                : "memory");
 }
 
-// The same of 4 bytes.
-__device__ __forceinline__ void CopyAsync4(void* shared, const void* global, bool valid = true) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(SharedAddress(shared)), "l"(global),
-               "r"(valid ? 4 : 0)
-               : "memory");
+// 4 bytes.
+__device__ __forceinline__ void CopyAsync4(void* shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(SharedAddress(shared)), "l"(global) : "memory");
 }
 
 // Ends the thread's current group (which may be empty).
