@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/attention_launch.h"
+#include "kernels/cuda/attention_maps.h"
 #include "kernels/cuda/attention_plan.h"
 #include "kernels/cuda/attention_state.h"
 #include "kernels/cuda/attention_tables.h"
@@ -86,6 +87,10 @@ class Forward {
                  wide = tables.Add(plan->wide.items), tall = tables.Add(plan->tall.items),
                  rows = tables.Add(plan->rows), merges = tables.Add(plan->merges),
                  partials = tables.Add(plan->partials);
+    AttentionMaps maps = {};
+    std::vector<AttentionPlaces> run_places;
+    if (!plan->tall.items.empty()) run_places = PlacesOf(plan->runs, options.kv_heads, &maps);
+    const size_t places = tables.Add(run_places);
     tables.Upload(backend_, tensors_.width <= kAttentionInlineWidth);
     Tensor partial;
     if (plan->partial_rows > 0) {
@@ -116,6 +121,8 @@ class Forward {
       return these;
     };
     launches.tall = with(tall, plan->tall);
+    launches.tall.places = tables.At<AttentionPlaces>(places);
+    launches.tall.maps = &maps;
     launches.wide = with(wide, plan->wide);
     launches.narrow = with(narrow, plan->narrow);
     launches.narrow.brief = plan->narrow.brief;

@@ -22,6 +22,17 @@ struct AttentionRun {
   bool vector = false;  // rows of k and v may be read 16 bytes at a time
 };
 
+// Where the copy engine finds slots of a run: slot s of KV head h is the 128 columns from `head_columns`·h on, of row
+// `row` + `head_rows`·h + s, of one of the call's maps (attention_maps.h).
+struct AttentionPlace {
+  int32_t map = -1;  // −1: in none
+  int32_t row = 0, head_rows = 0, head_columns = 0;
+};
+struct AttentionPlaces {
+  AttentionPlace k, v;
+};
+struct AttentionMaps;
+
 // A tile of queries on a range of consecutive slots, for every KV head: what one block does, or the blocks of a
 // cluster, each with its share of the slots. Queries are rows × the heads [head_begin, head_begin + head_count) of the
 // KV head's group.
@@ -70,6 +81,8 @@ struct AttentionItems {
   const AttentionRun* runs = nullptr;
   const AttentionItem* items = nullptr;
   const int32_t* rows = nullptr;
+  const AttentionPlaces* places = nullptr;  // of each run, for tall items; null where `maps` is
+  const AttentionMaps* maps = nullptr;      // host memory
   int32_t count = 0;
   int32_t cluster = 1;  // blocks that share an item
   // Keys and values were there before the kernel in front was launched: they are read while that one still runs.

@@ -6,6 +6,7 @@
 #include <iterator>
 #include <map>
 #include <numeric>
+#include <tuple>
 
 namespace stillhouse::cuda {
 namespace {
@@ -315,9 +316,11 @@ class Planner {
         }
       }
     }
-    // Longest first: the last items to start are short.
-    std::stable_sort(out->items.begin(), out->items.end(),
-                     [](const AttentionItem& a, const AttentionItem& b) { return a.slots > b.slots; });
+    // Longest first: the last items to start are short. Of those, the ones on the same slots together, which come from
+    // the cache then.
+    std::stable_sort(out->items.begin(), out->items.end(), [](const AttentionItem& a, const AttentionItem& b) {
+      return std::tuple(-a.slots, a.run, a.slot) < std::tuple(-b.slots, b.run, b.slot);
+    });
   }
 
   void AddMerge(int64_t row) {

@@ -5,9 +5,9 @@
 
 #include "kernels/cuda/attention_launch.h"
 #include "kernels/cuda/device/async_copy.cuh"
-#include "kernels/cuda/device/attention_cursor.cuh"
 #include "kernels/cuda/device/attention_kernels.cuh"
 #include "kernels/cuda/device/attention_merge.cuh"
+#include "kernels/cuda/device/attention_stages.cuh"
 #include "kernels/cuda/device/cluster.cuh"
 #include "kernels/cuda/device/dtype.cuh"
 #include "kernels/cuda/device/launch.cuh"
@@ -17,142 +17,17 @@
 #include "kernels/ops/softmax_state.h"
 
 namespace stillhouse::cuda {
+namespace tall {
 namespace {
 
-using Bf16 = __nv_bfloat16;
-
-constexpr int kWidth = kAttentionTallWidth;
-static_assert(kAttentionTall == 128);  // queries: 64 to a warpgroup
-constexpr int kSlots = 128;            // of a step
-constexpr int kGroup = 128;            // threads of a warpgroup
-constexpr int kStages = 3;
-constexpr int kBlockBytes = 128 * 128;                 // 128 rows of 64 columns
-constexpr int kTileBytes = kWidth / 64 * kBlockBytes;  // of 128 queries, keys or values
 constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 // Weights may grow to 2^kSlack before the maximum follows and earlier sums shrink.
 constexpr float kSlack = 8.0f;
 
-struct Shared {
-  alignas(1024) char q[kTileBytes];
-  alignas(1024) char k[kStages][kTileBytes];
-  alignas(1024) char v[kStages][kTileBytes];
-  float beta[kStages][kSlots];
-  uint64_t k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
-};
-constexpr int kBytes = static_cast<int>(sizeof(Shared)) + 1024;  // room to begin at a multiple of 1024
 // Sums that are merged with others' lie where the keys were.
 constexpr int kSumStride = kWidth + 4;
 static_assert(kAttentionTall * (kSumStride + kSumState) * 4 <= kStages * kTileBytes);
-
-// Where the 16 bytes of columns [8·chunk, 8·chunk + 8) of a row lie in a tile.
-__device__ __forceinline__ int TileByte(int row, int chunk) {
-  return chunk / 8 * kBlockBytes + row * 128 + ((chunk % 8 ^ (row & 7)) << 4);
-}
-
-// Places in a ring of stages, one after the other, and the parity of the round.
-struct Place {
-  int stage = 0, parity = 0;
-  __device__ void Next() {
-    if (++stage < kStages) return;
-    stage = 0;
-    parity ^= 1;
-  }
-};
-
-__device__ __forceinline__ void LoadRows(char* tile, const Bf16* from, int64_t row, int slots) {
-  constexpr int kChunks = kWidth / 8, kRowsAtOnce = kGroup / kChunks;
-  const int c = static_cast<int>(threadIdx.x) % kChunks, first = static_cast<int>(threadIdx.x) % kGroup / kChunks;
-  const Bf16* at = from + first * row + 8 * c;
-  const int64_t step = kRowsAtOnce * row;
-  char* const to = tile + TileByte(first, c);  // the rotation repeats every 8 rows
-  static_assert(kRowsAtOnce == 8);
-  if (slots == kSlots) {
-#pragma unroll
-    for (int r = 0; r < kSlots; r += kRowsAtOnce) {
-      CopyAsync16(to + r * 128, at);
-      at += step;
-    }
-    return;
-  }
-#pragma unroll 1
-  for (int r = 0; r < kSlots; r += kRowsAtOnce) {
-    CopyAsync16(to + r * 128, first + r < slots ? at : from, first + r < slots);
-    at += step;
-  }
-}
-
-// The tiles of a block or of a cluster, (item, KV head) each, the longest first: dealt in turn, and back, so that all
-// get about as much. Both roles walk alike.
-class TileWalk {
- public:
-  __device__ explicit TileWalk(const AttentionTensors& t, const AttentionItems& items)
-      : items_(items), kv_heads_(t.kv_heads), total_(items.count * t.kv_heads) {}
-
-  // The next tile with something to do; false: there are no more.
-  __device__ bool Next() {
-    const int units = static_cast<int>(gridDim.x) / ClusterBlocks();
-    const int unit = static_cast<int>(blockIdx.x) / ClusterBlocks();
-    for (; round_ * units < total_;) {
-      const int at = round_ * units + (round_ % 2 == 0 ? unit : units - 1 - unit);
-      ++round_;
-      if (at >= total_) continue;
-      item_ = items_.items + at / kv_heads_;
-      kv_ = at % kv_heads_;
-      if (item_->row_count > 0) return true;
-    }
-    return false;
-  }
-
-  __device__ const AttentionItem& item() const { return *item_; }
-  __device__ int kv() const { return kv_; }
-  __device__ SlotCursor<Bf16, kSlots> Slots() const { return SlotCursor<Bf16, kSlots>(items_, *item_, kv_); }
-
- private:
-  const AttentionItems& items_;
-  const int kv_heads_, total_;
-  int round_ = 0, kv_ = 0;
-  const AttentionItem* item_ = nullptr;
-};
-
-// The warpgroup that copies, without a break between tiles: keys one step ahead of values.
-__device__ __forceinline__ void Produce(Shared& shared, TileWalk walk, bool settled) {
-  if (!walk.Next()) return;
-  SlotCursor<Bf16, kSlots> cursor = walk.Slots();
-  if (!settled) WaitForPreviousKernel();
-  auto next = [&] {
-    SlotTile<Bf16> tile = cursor.Next();
-    while (tile.slots == 0 && walk.Next()) {
-      cursor = walk.Slots();
-      tile = cursor.Next();
-    }
-    return tile;
-  };
-  Place k, v;
-  auto load_keys = [&](const SlotTile<Bf16>& tile) {
-    WaitPhase(&shared.k_empty[k.stage], k.parity ^ 1);
-    LoadRows(shared.k[k.stage], tile.k, tile.k_row, tile.slots);
-    if (tile.beta) {
-      const int i = static_cast<int>(threadIdx.x) % kGroup;
-      if (i < tile.slots) CopyAsync4(&shared.beta[k.stage][i], tile.beta + i);
-    }
-    ArriveAfterCopies(&shared.k_full[k.stage]);
-    k.Next();
-  };
-  SlotTile<Bf16> tile = next();
-  if (tile.slots > 0) load_keys(tile);
-  while (tile.slots > 0) {
-    const SlotTile<Bf16> following = next();
-    if (following.slots > 0) load_keys(following);
-    WaitPhase(&shared.v_empty[v.stage], v.parity ^ 1);
-    LoadRows(shared.v[v.stage], tile.v, tile.v_row, tile.slots);
-    ArriveAfterCopies(&shared.v_full[v.stage]);
-    v.Next();
-    tile = following;
-  }
-  CopyAsyncCommit();
-  CopyAsyncWait<0>();
-}
 
 // Queries of the tile, every kStride-th from `first` on, each as a row of the step and a head; `there`: the tile has so
 // many. One division for all.
@@ -198,8 +73,8 @@ __device__ __forceinline__ void LoadQueries(const AttentionTensors& t, const Att
 #pragma unroll
     for (int i = 0; i < 8; ++i, queries.Next()) {
       const int64_t at = queries.row() * t.q_row + queries.head() * t.q_head + 8 * c;
-      value[i] = *reinterpret_cast<const uint4*>(static_cast<const Bf16*>(t.q) + at);
-      if (!queries.there()) value[i] = make_uint4(0, 0, 0, 0);
+      value[i] = make_uint4(0, 0, 0, 0);
+      if (queries.there()) value[i] = *reinterpret_cast<const uint4*>(static_cast<const Bf16*>(t.q) + at);
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) *reinterpret_cast<uint4*>(q + TileByte(first + 2 * i + lane / 16, c)) = value[i];
@@ -210,9 +85,10 @@ __device__ __forceinline__ void LoadQueries(const AttentionTensors& t, const Att
     for (int i = 0; i < 8; ++i, queries.Next()) {
       const int64_t at = queries.row() * t.q_row + queries.head() * t.q_head + 8 * c;
       const float4* const from = reinterpret_cast<const float4*>(static_cast<const float*>(t.q) + at);
+      value[i][0] = value[i][1] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      if (!queries.there()) continue;
       value[i][0] = from[0];
       value[i][1] = from[1];
-      if (!queries.there()) value[i][0] = value[i][1] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -231,59 +107,72 @@ struct Running {
 
 // Turns a step's products into weights (in place); true where earlier sums shrink, by `factor`: where a maximum grew by
 // more than kSlack. `scale` is that of the products in base 2, and positive. The warp's lanes agree.
-__device__ __forceinline__ bool Weigh(float (&s)[16][4], Running& running, const SlotTile<Bf16>& tile,
+__device__ __forceinline__ bool Weigh(float (&s)[16][4], Running& running, const Step& step, int flags,
                                       const float* beta, float scale, const int (&tile_row)[2], int two,
                                       float (&factor)[2]) {
   float factor_of = scale;
-  if (tile.beta) {
+  if (flags & 3 * kBiased) {
     factor_of = 1.0f;
 #pragma unroll
     for (int n = 0; n < 16; ++n) {
-      const float2 bias = *reinterpret_cast<const float2*>(beta + 8 * n + two);
+      const bool biased = flags & kBiased << n / 8;
+      const float2 bias = biased ? *reinterpret_cast<const float2*>(beta + 8 * n + two) : make_float2(0.0f, 0.0f);
 #pragma unroll
       for (int e = 0; e < 4; ++e) s[n][e] = fmaf(s[n][e], scale, (e % 2 ? bias.y : bias.x) * kLog2E);
     }
   }
-  if (tile.slots < kSlots || tile.limit < tile.slots) {
-    const bool causal = tile.limit < tile.slots;
-    const int limit[2] = {causal ? min(tile.limit + tile_row[0], tile.slots) : tile.slots,
-                          causal ? min(tile.limit + tile_row[1], tile.slots) : tile.slots};
+  if (flags & kMasked) {
 #pragma unroll
     for (int n = 0; n < 16; ++n) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        if (8 * n + two + e % 2 >= limit[e / 2]) s[n][e] = -INFINITY;
+        const int seen = min(step.slots[n / 8], step.limit[n / 8] + tile_row[e / 2]);
+        if (n % 8 * 8 + two + e % 2 >= seen) s[n][e] = -INFINITY;
       }
     }
   }
-  float top[2] = {-INFINITY, -INFINITY};
+  // Several of each, so that they do not wait for one another.
+  float tops[2][4];
 #pragma unroll
   for (int n = 0; n < 16; ++n) {
 #pragma unroll
-    for (int e = 0; e < 4; ++e) top[e / 2] = fmaxf(top[e / 2], s[n][e]);
+    for (int row = 0; row < 2; ++row) {
+      const float pair = fmaxf(s[n][2 * row], s[n][2 * row + 1]);
+      tops[row][n % 4] = n < 4 ? pair : fmaxf(tops[row][n % 4], pair);
+    }
+  }
+  float top[2];
+#pragma unroll
+  for (int row = 0; row < 2; ++row) {
+    top[row] = fmaxf(fmaxf(tops[row][0], tops[row][1]), fmaxf(tops[row][2], tops[row][3]));
   }
   const bool grew =
       __any_sync(kFullWarp, top[0] * factor_of > running.m[0] + kSlack || top[1] * factor_of > running.m[1] + kSlack);
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    factor[half] = 1.0f;
+  for (int row = 0; row < 2; ++row) {
+    factor[row] = 1.0f;
     if (grew) {
-      const float all = fmaxf(running.m[half], WarpMax<4>(top[half]) * factor_of);
-      factor[half] = running.m[half] == -INFINITY ? 0.0f : Exp2(running.m[half] - all);
-      running.m[half] = all;
-      running.memory[half] *= factor[half];
-      running.rest[half] *= factor[half];
+      const float all = fmaxf(running.m[row], WarpMax<4>(top[row]) * factor_of);
+      factor[row] = running.m[row] == -INFINITY ? 0.0f : Exp2(running.m[row] - all);
+      running.m[row] = all;
+      running.memory[row] *= factor[row];
+      running.rest[row] *= factor[row];
     }
-    const float base = running.m[half] == -INFINITY ? 0.0f : running.m[half];  // nothing seen: weights are 2^−inf
-    float total = 0.0f;
+    const float base = running.m[row] == -INFINITY ? 0.0f : running.m[row];  // nothing seen: weights are 2^−inf
+    float totals[2][2] = {};
 #pragma unroll
     for (int n = 0; n < 16; ++n) {
-      s[n][2 * half] = Exp2(fmaf(s[n][2 * half], factor_of, -base));
-      s[n][2 * half + 1] = Exp2(fmaf(s[n][2 * half + 1], factor_of, -base));
-      total += s[n][2 * half] + s[n][2 * half + 1];
+      s[n][2 * row] = Exp2(fmaf(s[n][2 * row], factor_of, -base));
+      s[n][2 * row + 1] = Exp2(fmaf(s[n][2 * row + 1], factor_of, -base));
+      totals[n / 8][n % 2] += s[n][2 * row] + s[n][2 * row + 1];
     }
-    running.memory[half] += tile.memory ? total : 0.0f;
-    running.rest[half] += tile.memory ? 0.0f : total;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float total = totals[half][0] + totals[half][1];
+      const bool memory = flags & kMemory << half;
+      running.memory[row] += memory ? total : 0.0f;
+      running.rest[row] += memory ? 0.0f : total;
+    }
   }
   return grew;
 }
@@ -402,7 +291,6 @@ __device__ __forceinline__ void Consume(Shared& shared, const AttentionTensors& 
   Place k, v;
   while (walk.Next()) {
     const AttentionItem item = walk.item();
-    SlotCursor<Bf16, kSlots> cursor = walk.Slots();
     const int tile_row[2] = {(first_query + g) / item.head_count, (first_query + g + 8) / item.head_count};
     LoadQueries(t, item, rows, walk.kv(), first_query, shared.q);
     FenceForTensorCores();
@@ -416,38 +304,41 @@ __device__ __forceinline__ void Consume(Shared& shared, const AttentionTensors& 
     }
     uint32_t p[8][4];
     Running running;
-    SlotTile<Bf16> tile = cursor.Next();
-    if (tile.slots > 0) {
+    if (ShareSlots<kHalf>(item) > 0) {
       float factor[2];
       TakeTurn(half);
       WaitPhase(&shared.k_full[k.stage], k.parity);
-      FenceForTensorCores();
+      int flags = shared.step[k.stage].flags;
+      if (flags & kCopied) FenceForTensorCores();
       WarpgroupBegin();
       Scores(s, q, shared.k[k.stage]);
       WarpgroupCommit();
       GiveTurn(half);
       WarpgroupWait<0>();
       HoldSums(s);
-      Weigh(s, running, tile, shared.beta[k.stage], scale, tile_row, two, factor);
+      Weigh(s, running, shared.step[k.stage], flags, shared.beta[k.stage], scale, tile_row, two, factor);
       __syncwarp();  // every lane has read its biases
       if (lane == 0) Arrive(&shared.k_empty[k.stage]);
       k.Next();
       Pack(s, p);
-      for (tile = cursor.Next(); tile.slots > 0; tile = cursor.Next()) {
+      while (!(flags & kLast)) {
         TakeTurn(half);
         WaitPhase(&shared.k_full[k.stage], k.parity);
-        FenceForTensorCores();
+        const bool copied = flags & kCopied;
+        flags = shared.step[k.stage].flags;
+        if (flags & kCopied) FenceForTensorCores();
         WarpgroupBegin();
         Scores(s, q, shared.k[k.stage]);
         WarpgroupCommit();
         WaitPhase(&shared.v_full[v.stage], v.parity);
-        FenceForTensorCores();
+        if (copied) FenceForTensorCores();
         Values(o, p, shared.v[v.stage]);
         WarpgroupCommit();
         GiveTurn(half);
         WarpgroupWait<1>();
         HoldSums(s);
-        const bool grew = Weigh(s, running, tile, shared.beta[k.stage], scale, tile_row, two, factor);
+        const bool grew =
+            Weigh(s, running, shared.step[k.stage], flags, shared.beta[k.stage], scale, tile_row, two, factor);
         __syncwarp();  // every lane has read its biases
         // Sums are never negative. But asking orders the weights before what follows: they are made while the values'
         // products run, not after the wait for them.
@@ -468,7 +359,7 @@ __device__ __forceinline__ void Consume(Shared& shared, const AttentionTensors& 
         Pack(s, p);
       }
       WaitPhase(&shared.v_full[v.stage], v.parity);
-      FenceForTensorCores();
+      if (flags & kCopied) FenceForTensorCores();
       WarpgroupBegin();
       Values(o, p, shared.v[v.stage]);
       WarpgroupCommit();
@@ -497,15 +388,14 @@ __device__ __forceinline__ void Consume(Shared& shared, const AttentionTensors& 
 template <int kInline>
 __global__ void __launch_bounds__(3 * kGroup, 1)
     AttentionWgmma(const AttentionTensors t, const AttentionItems where, const AttentionMerging where_merged,
-                   const __grid_constant__ InlineTables<kInline> tables) {
-  extern __shared__ float4 attention_shared[];
+                   const __grid_constant__ AttentionMaps maps, const __grid_constant__ InlineTables<kInline> tables) {
+  extern __shared__ char attention_shared[];
   LetNextKernelStart();
-  const uintptr_t base = (reinterpret_cast<uintptr_t>(attention_shared) + 1023) / 1024 * 1024;
-  Shared& shared = *reinterpret_cast<Shared*>(base);
+  Shared& shared = *reinterpret_cast<Shared*>(attention_shared + (-SharedAddress(attention_shared) & 1023));
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
-      InitBarrier(&shared.k_full[s], kGroup);
-      InitBarrier(&shared.v_full[s], kGroup);
+      InitBarrier(&shared.k_full[s], kGroup + 1);
+      InitBarrier(&shared.v_full[s], kGroup + 1);
       InitBarrier(&shared.k_empty[s], 2 * kGroup / kWarp);
       InitBarrier(&shared.v_empty[s], 2 * kGroup / kWarp);
     }
@@ -517,10 +407,12 @@ __global__ void __launch_bounds__(3 * kGroup, 1)
   const TileWalk walk(t, items);
   if (threadIdx.x < kGroup) {
     GiveRegisters<40>();
-    Produce(shared, walk, items.settled);
+    Producer(shared, items, maps).Run(walk);
   } else {
     TakeRegisters<232>();
-    Consume(shared, t, items.rows, merging, static_cast<int>(threadIdx.x) / kGroup - 1, walk);
+    // The compiler sees that warps agree on it.
+    const int half = __shfl_sync(kFullWarp, static_cast<int>(threadIdx.x) / kGroup - 1, 0);
+    Consume(shared, t, items.rows, merging, half, walk);
   }
 }
 
@@ -530,10 +422,11 @@ void Launch(const AttentionTensors& tensors, const AttentionItems& items, const 
   PreferShared(AttentionWgmma<kInline>);
   LaunchClustersEarly(AttentionWgmma<kInline>, static_cast<unsigned>(blocks),
                       dim3(static_cast<unsigned>(items.cluster)), 3 * kGroup, kBytes, stream, tensors, items, merging,
-                      TablesOf<kInline>(items.inline_tables));
+                      items.maps ? *items.maps : AttentionMaps{}, TablesOf<kInline>(items.inline_tables));
 }
 
 }  // namespace
+}  // namespace tall
 
 void LaunchAttentionTall(const AttentionTensors& tensors, const AttentionItems& items, const AttentionMerging& merging,
                          bool merges, int multiprocessors, cudaStream_t stream) {
@@ -542,14 +435,14 @@ void LaunchAttentionTall(const AttentionTensors& tensors, const AttentionItems& 
   // Blocks go from tile to tile where each ends what it begins.
   const int blocks = merges || items.cluster > 1 ? tiles * items.cluster : std::min(tiles, multiprocessors);
   if (items.inline_tables) {
-    Launch<kAttentionInlineBytes>(tensors, items, merging, blocks, stream);
+    tall::Launch<kAttentionInlineBytes>(tensors, items, merging, blocks, stream);
   } else {
-    Launch<0>(tensors, items, merging, blocks, stream);
+    tall::Launch<0>(tensors, items, merging, blocks, stream);
   }
 }
 
 AttentionCapacity AttentionCapacityTall() {
-  static const AttentionCapacity capacity = CapacityOf(AttentionWgmma<0>, 3 * kGroup, kBytes);
+  static const AttentionCapacity capacity = CapacityOf(tall::AttentionWgmma<0>, 3 * tall::kGroup, tall::kBytes);
   return capacity;
 }
 

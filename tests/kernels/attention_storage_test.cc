@@ -101,41 +101,93 @@ TEST(AttentionStorage, F32OfManyShapes) {
   }
 }
 
-// bf16 memories with f32 rows (serving), and with bf16 rows and results (a bf16 prefill).
+// Memories of bf16 (the problem's are rounded) with f32 rows, as serving has them; or rows and results of bf16 too.
+// `padding`: rows lie that much further apart than they are wide, and those of some segments more than others'.
+void ExpectBf16(const Context& ctx, AttentionProblem& p, int64_t padding, bool all_bf16) {
+  SCOPED_TRACE(::testing::Message() << p.rows << " rows, " << p.heads << "/" << p.kv_heads << ", " << p.width
+                                    << ", padding " << padding << ", rows of bf16 " << all_bf16);
+  AttentionTensors t = ToTensors(ctx, p, false);
+  for (size_t s = 0; s < p.segments.size(); ++s) {
+    const Shape shape = {p.kv_heads, p.segments[s].slots, p.width};
+    const int64_t apart = padding > 0 ? padding + 8 * static_cast<int64_t>(s % 6) : 0;
+    t.plan->segments[s].k = Bf16Tensor(ctx, p.segments[s].k, shape, apart);
+    t.plan->segments[s].v = Bf16Tensor(ctx, p.segments[s].v, shape, apart);
+  }
+  if (all_bf16) {
+    t.q = Bf16Tensor(ctx, p.q, {p.rows, p.heads, p.width}, padding);
+    t.k = Bf16Tensor(ctx, p.k, {p.rows, p.kv_heads, p.width}, padding);
+    t.v = Bf16Tensor(ctx, p.v, {p.rows, p.kv_heads, p.width}, padding);
+  }
+  const AttentionResult want = ReferenceAttention(p);
+  AttentionArgs args{t.q, t.k, t.v, &t.plan->segments, &t.plan->sequences, static_cast<float>(p.scale)};
+  const Shape shape{p.rows, p.heads, p.width};
+  args.out = all_bf16 ? ctx.Empty(DType::kBF16, shape) : PoisonedEmpty(ctx, shape);
+  args.lse = PoisonedEmpty(ctx, {p.rows, p.heads});
+  args.stored_mass = PoisonedEmpty(ctx, {p.rows});
+  ctx.kernels().Attention(*ctx.backend, args);
+  const Doubles out = all_bf16 ? Bf16ToDoubles(ctx, args.out) : ToDoubles(args.out);
+  EXPECT_LE(RelativeError(out, want.out), kBf16Tolerance);
+  EXPECT_LE(RelativeError(args.lse, want.lse), kBf16Tolerance);
+  EXPECT_LE(RelativeError(args.stored_mass, want.stored_mass), kBf16Tolerance);
+}
+
 TEST(AttentionStorage, Bf16MatchesReference) {
   if (!Bf16ForTests()) GTEST_SKIP() << "bf16 keys and values are the GPU's";
   std::mt19937 rng = TestRng(22);
   const Context ctx = TestContext();
   for (AttentionProblem& p : Problems(rng)) {
     for (int64_t padding : {0, 3}) {
-      for (bool all_bf16 : {false, true}) {
-        SCOPED_TRACE(::testing::Message() << p.rows << " rows, " << p.heads << "/" << p.kv_heads << ", " << p.width
-                                          << ", padding " << padding << ", rows of bf16 " << all_bf16);
-        AttentionTensors t = ToTensors(ctx, p, false);
-        for (size_t s = 0; s < p.segments.size(); ++s) {
-          const Shape shape = {p.kv_heads, p.segments[s].slots, p.width};
-          t.plan->segments[s].k = Bf16Tensor(ctx, p.segments[s].k, shape, padding);
-          t.plan->segments[s].v = Bf16Tensor(ctx, p.segments[s].v, shape, padding);
-        }
-        if (all_bf16) {
-          t.q = Bf16Tensor(ctx, p.q, {p.rows, p.heads, p.width}, padding);
-          t.k = Bf16Tensor(ctx, p.k, {p.rows, p.kv_heads, p.width}, padding);
-          t.v = Bf16Tensor(ctx, p.v, {p.rows, p.kv_heads, p.width}, padding);
-        }
-        const AttentionResult want = ReferenceAttention(p);
-        AttentionArgs args{t.q, t.k, t.v, &t.plan->segments, &t.plan->sequences, static_cast<float>(p.scale)};
-        const Shape shape{p.rows, p.heads, p.width};
-        args.out = all_bf16 ? ctx.Empty(DType::kBF16, shape) : PoisonedEmpty(ctx, shape);
-        args.lse = PoisonedEmpty(ctx, {p.rows, p.heads});
-        args.stored_mass = PoisonedEmpty(ctx, {p.rows});
-        ctx.kernels().Attention(*ctx.backend, args);
-        const Doubles out = all_bf16 ? Bf16ToDoubles(ctx, args.out) : ToDoubles(args.out);
-        EXPECT_LE(RelativeError(out, want.out), kBf16Tolerance);
-        EXPECT_LE(RelativeError(args.lse, want.lse), kBf16Tolerance);
-        EXPECT_LE(RelativeError(args.stored_mass, want.stored_mass), kBf16Tolerance);
-      }
+      for (bool all_bf16 : {false, true}) ExpectBf16(ctx, p, padding, all_bf16);
     }
   }
+}
+
+// Long sequences on chains of pages of 64 slots: steps of two pages, of a page and the end of a memory (biased, counted
+// in the mass) or the beginning of the own rows, and of one page.
+TEST(AttentionStorage, Bf16OnManyPagesMatchesReference) {
+  if (!Bf16ForTests()) GTEST_SKIP() << "bf16 keys and values are the GPU's";
+  std::mt19937 rng = TestRng(24);
+  const Context ctx = TestContext();
+  std::vector<SegmentShape> segments = {{200, true, true}, {40, true, true}, {65, false, true}};
+  std::vector<int32_t> pages;
+  for (int32_t page = 0; page < 12; ++page) {
+    pages.push_back(static_cast<int32_t>(segments.size()));
+    segments.push_back({page < 11 ? 64 : 37, false, false});
+  }
+  std::vector<int32_t> after_memories = {0, 2}, before_memory = pages;
+  after_memories.insert(after_memories.end(), pages.begin(), pages.end());
+  before_memory.insert(before_memory.begin() + 3, 1);
+  AttentionProblem p =
+      MakeProblem(rng, 8, 2, 128, segments, {{70, after_memories}, {33, before_memory}, {50, pages}, {3, {0, 3}}});
+  for (int64_t padding : {0, 8}) {
+    for (bool all_bf16 : {false, true}) ExpectBf16(ctx, p, padding, all_bf16);
+  }
+}
+
+// More tiles than clusters suit: items of a long chain are cut, here inside pages.
+TEST(AttentionStorage, Bf16PagesGiveWhatOneSegmentGives) {
+  if (!Bf16ForTests()) GTEST_SKIP() << "bf16 keys and values are the GPU's";
+  constexpr int64_t kRows = 1200, kHeads = 8, kWidth = 128, kSlots = 6000, kPage = 64, kFirst = 24;
+  std::mt19937 rng = TestRng(25);
+  const Context ctx = TestContext();
+  AttentionProblem p = MakeProblem(rng, kHeads, 1, kWidth, {{kSlots, false, false}}, {{kRows, {0}}});
+  const AttentionTensors t = ToTensors(ctx, p, false);
+  KvSegment whole;
+  whole.k = Bf16Tensor(ctx, p.segments[0].k, {1, kSlots, kWidth}, 0);
+  whole.v = Bf16Tensor(ctx, p.segments[0].v, {1, kSlots, kWidth}, 0);
+  auto attend = [&](const std::vector<KvSegment>& segments) {
+    std::vector<AttentionSequence> sequences = {{0, kRows, {}}};
+    for (size_t s = 0; s < segments.size(); ++s) sequences[0].segments.push_back(static_cast<int32_t>(s));
+    AttentionArgs args{t.q, t.k, t.v, &segments, &sequences, static_cast<float>(p.scale)};
+    args.out = PoisonedEmpty(ctx, {kRows, kHeads, kWidth});
+    ctx.kernels().Attention(*ctx.backend, args);
+    return ToDoubles(args.out);
+  };
+  std::vector<KvSegment> pages;
+  for (int64_t begin = 0, end = kFirst; begin < kSlots; begin = end, end = std::min(begin + kPage, kSlots)) {
+    pages.push_back({whole.k.Slice(1, begin, end), whole.v.Slice(1, begin, end), Tensor(), false});
+  }
+  EXPECT_LE(RelativeError(attend(pages), attend({whole})), kBf16Tolerance);
 }
 
 TEST(AttentionStorage, Bf16RowsThatSeeNothingGiveZero) {

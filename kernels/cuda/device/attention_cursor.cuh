@@ -15,6 +15,19 @@ __device__ __forceinline__ int64_t RowOf(const int32_t* table, int32_t rows, int
   return rows < 0 ? static_cast<int64_t>(~rows) + i : table[rows + i];
 }
 
+// Where in an item the share of a block of its cluster begins: steps are dealt evenly.
+template <int kStep>
+__device__ __forceinline__ int ShareBegin(const AttentionItem& item, int rank) {
+  const int steps = (item.slots + kStep - 1) / kStep, blocks = ClusterBlocks();
+  return blocks == 1 ? rank * item.slots : min(steps * rank / blocks * kStep, item.slots);
+}
+
+// The slots of this block's.
+template <int kStep>
+__device__ __forceinline__ int ShareSlots(const AttentionItem& item) {
+  return ShareBegin<kStep>(item, ClusterRank() + 1) - ShareBegin<kStep>(item, ClusterRank());
+}
+
 // At most kStep consecutive slots of one run and one KV head.
 template <typename T>
 struct SlotTile {
@@ -40,8 +53,8 @@ class SlotCursor {
 
   // An item's slots, or the share of them of this block of its cluster.
   __device__ SlotCursor(const AttentionItems& items, const AttentionItem& item, int kv)
-      : SlotCursor(items.runs, item.run, item.slot + ShareBegin(item, ClusterRank()),
-                   ShareBegin(item, ClusterRank() + 1) - ShareBegin(item, ClusterRank()), item.causal_limit, kv) {}
+      : SlotCursor(items.runs, item.run, item.slot + ShareBegin<kStep>(item, ClusterRank()), ShareSlots<kStep>(item),
+                   item.causal_limit, kv) {}
 
   __device__ SlotTile<T> Next() {
     SlotTile<T> tile;
@@ -67,12 +80,6 @@ class SlotCursor {
   }
 
  private:
-  // The steps are dealt evenly.
-  __device__ static int ShareBegin(const AttentionItem& item, int rank) {
-    const int steps = (item.slots + kStep - 1) / kStep, blocks = ClusterBlocks();
-    return blocks == 1 ? rank * item.slots : min(steps * rank / blocks * kStep, item.slots);
-  }
-
   __device__ void Begin(int slot) {
     const AttentionRun& run = *next_++;
     k_row_ = run.k_row;
@@ -110,6 +117,7 @@ __device__ __forceinline__ AttentionItems Resolve(const AttentionItems& items, c
   resolved.runs = reinterpret_cast<const AttentionRun*>(tables.bytes + reinterpret_cast<uintptr_t>(items.runs));
   resolved.items = reinterpret_cast<const AttentionItem*>(tables.bytes + reinterpret_cast<uintptr_t>(items.items));
   resolved.rows = reinterpret_cast<const int32_t*>(tables.bytes + reinterpret_cast<uintptr_t>(items.rows));
+  resolved.places = reinterpret_cast<const AttentionPlaces*>(tables.bytes + reinterpret_cast<uintptr_t>(items.places));
   return resolved;
 }
 

@@ -26,6 +26,12 @@ __device__ __forceinline__ void ArriveAndExpect(uint64_t* barrier, uint32_t byte
                : "memory");
 }
 
+// The barrier's phase waits for so many bytes more.
+__device__ __forceinline__ void Expect(uint64_t* barrier, uint32_t bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;\n" ::"r"(SharedAddress(barrier)), "r"(bytes)
+               : "memory");
+}
+
 // By one thread. Both addresses and the size are multiples of 16; whoever waits for the barrier may read.
 __device__ __forceinline__ void BulkCopy(void* shared, const void* global, uint32_t bytes, uint64_t* barrier,
                                          uint64_t policy) {
