@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(kTensorWarps<kTileM, kTileN>* kWarp, 1)
     if (partials) {
       partials[(static_cast<int64_t>(blockIdx.y) * s.m + row) * s.n + column] = total;
     } else {
-      s.out[row * s.n + column] = Finish(s, column, total);
+      Store(s, row, column, total, Before(s, row, column));
     }
   }
   if (blocks == 1) return;
@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(kTensorWarps<kTileM, kTileN>* kWarp, 1)
     for (int from = 1; from < blocks; ++from) total += received[from * part + i];
     const int place = rank * part + i;
     const int64_t row = row_of(place), column = column_of(place);
-    if (row < s.m && column < s.n) s.out[row * s.n + column] = Finish(s, column, total);
+    if (row < s.m && column < s.n) Store(s, row, column, total, Before(s, row, column));
   }
 }
 
@@ -263,7 +263,7 @@ __global__ void __launch_bounds__(kSide* kSide) PlainKernel(DecomposeKShape s, i
   if (partials) {
     partials[(static_cast<int64_t>(blockIdx.y) * s.m + row) * s.n + column] = sum;
   } else {
-    s.out[row * s.n + column] = Finish(s, column, sum);
+    Store(s, row, column, sum, Before(s, row, column));
   }
 }
 
@@ -332,7 +332,7 @@ __global__ void __launch_bounds__(kThreads)
   } else {
     SinkhornInPlace(rows, c + n - rows.sinkhorn_n * rows.sinkhorn_n);
   }
-  for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) s.out[row * s.n + i] = c[i];
+  for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) *PlaceOf(s, row, i) = c[i];
 }
 
 // --- launches
@@ -423,7 +423,8 @@ void LaunchProduct(const DecomposeKShape& s, const DecomposeKPlan& plan, float* 
 bool TakesTensorCores(const DecomposeKShape& s) { return s.a.bf16 && s.b.bf16; }
 
 int64_t DecomposeKScratch(const DecomposeKShape& s, const DecomposeKPlan& plan) {
-  return plan.way == DecomposeKWay::kCluster ? 0 : plan.splits * s.m * s.n;
+  const bool one_launch = plan.way == DecomposeKWay::kCluster || plan.way == DecomposeKWay::kExchange;
+  return one_launch ? 0 : plan.splits * s.m * s.n;
 }
 
 namespace {
@@ -436,7 +437,8 @@ bool IsFragmentTile(int tile_m, int tile_n) {
 int64_t ChunksOf(const DecomposeKShape& s) { return s.k > 0 ? CeilDiv(s.k, kChunk) : 1; }
 
 // About one block a multiprocessor, in slices of at least two stages.
-DecomposeKPlan ChooseSlices(const DecomposeKShape& s, int multiprocessors, int splits, bool cluster) {
+DecomposeKPlan ChooseSlices(const DecomposeKShape& s, int multiprocessors, int splits, DecomposeKCut cut) {
+  const bool cluster = cut == DecomposeKCut::kCluster;
   DecomposeKPlan plan;
   plan.way = cluster ? DecomposeKWay::kCluster : DecomposeKWay::kSlices;
   plan.tile_m = s.m <= 16 ? 16 : 32;
@@ -450,20 +452,26 @@ DecomposeKPlan ChooseSlices(const DecomposeKShape& s, int multiprocessors, int s
     int size = plan.splits < kMaxCluster ? plan.splits : kMaxCluster;
     while ((size & (size - 1)) != 0 || SlicesOf(s.k, size) != size) --size;
     plan.splits = size;
+  } else if (cut == DecomposeKCut::kOneLaunch) {
+    plan.way = DecomposeKWay::kExchange;
+    while (plan.splits > 1 && !CanExchange(s, plan, multiprocessors)) plan.splits = SlicesOf(s.k, plan.splits - 1);
+    if (plan.splits == 1) plan.way = DecomposeKWay::kSlices;
   }
   return plan;
 }
 
 }  // namespace
 
-DecomposeKPlan ChooseDecomposeKPlan(const DecomposeKShape& s, int multiprocessors, bool rows, int splits, int design) {
+DecomposeKPlan ChooseDecomposeKPlan(const DecomposeKShape& s, int multiprocessors, bool rows, int splits,
+                                    DecomposeKCut cut) {
   const bool tensor = TakesTensorCores(s);
-  const bool cluster = tensor && !rows && design == 2;
+  if (cut != DecomposeKCut::kAny && (!tensor || rows)) cut = DecomposeKCut::kTwoLaunches;
+  const bool cluster = cut == DecomposeKCut::kCluster;
   // Larger products are a library's.
-  if (design == 0 && splits == 0 && CanUseLibrary(s) && s.m * s.n * s.k > kLibrary) {
+  if (cut == DecomposeKCut::kAny && splits == 0 && CanUseLibrary(s) && s.m * s.n * s.k > kLibrary) {
     return {DecomposeKWay::kLibrary, 16, 16, 1};
   }
-  if (CanSlice(s)) return ChooseSlices(s, multiprocessors, splits, cluster);
+  if (CanSlice(s)) return ChooseSlices(s, multiprocessors, splits, cut);
   DecomposeKPlan plan;
   plan.way = cluster ? DecomposeKWay::kCluster : DecomposeKWay::kFragments;
   if (tensor && s.m > 16) plan.tile_m = plan.tile_n = 32;
@@ -480,7 +488,7 @@ DecomposeKPlan ChooseDecomposeKPlan(const DecomposeKShape& s, int multiprocessor
   return plan;
 }
 
-bool CanRun(const DecomposeKShape& s, const DecomposeKPlan& plan, bool rows) {
+bool CanRun(const DecomposeKShape& s, const DecomposeKPlan& plan, bool rows, int multiprocessors) {
   if (plan.splits < 1) return false;
   switch (plan.way) {
     case DecomposeKWay::kSlices:
@@ -495,8 +503,12 @@ bool CanRun(const DecomposeKShape& s, const DecomposeKPlan& plan, bool rows) {
       }
       return CanSlice(s) ? HasSliceTile(plan.tile_m, plan.tile_n) && SlicesOf(s.k, plan.splits) == plan.splits
                          : IsFragmentTile(plan.tile_m, plan.tile_n) && plan.splits <= ChunksOf(s);
+    case DecomposeKWay::kExchange:
+      return !rows && CanExchange(s, plan, multiprocessors);
     case DecomposeKWay::kLibrary:
       return CanUseLibrary(s) && plan.splits == 1;
+    case DecomposeKWay::kSkinny:
+      return false;
   }
   return false;
 }
@@ -508,7 +520,7 @@ std::vector<DecomposeKPlan> DecomposeKCandidates(const DecomposeKShape& s, int m
     for (const DecomposeKPlan& p : plans) {
       if (p == plan) return;
     }
-    if (CanRun(s, plan, rows)) plans.push_back(plan);
+    if (CanRun(s, plan, rows, multiprocessors)) plans.push_back(plan);
   };
   offer({DecomposeKWay::kLibrary, 16, 16, 1});
   for (const auto& [tile_m, tile_n] : kTiles) {
@@ -521,6 +533,13 @@ std::vector<DecomposeKPlan> DecomposeKCandidates(const DecomposeKShape& s, int m
       if (splits < 1 || splits > kMostSlices) continue;
       offer({DecomposeKWay::kSlices, tile_m, tile_n, SlicesOf(s.k, static_cast<int>(splits))});
       if (!CanSlice(s)) offer({DecomposeKWay::kFragments, tile_m, tile_n, static_cast<int>(splits)});
+    }
+    // One launch: as many slices as blocks fit at once, and powers of two below.
+    offer({DecomposeKWay::kExchange, tile_m, tile_n, SlicesOf(s.k, static_cast<int>(multiprocessors / tiles))});
+    for (int splits = 2; splits * tiles <= multiprocessors; splits *= 2) {
+      if (splits * tiles * 4 >= multiprocessors) {
+        offer({DecomposeKWay::kExchange, tile_m, tile_n, SlicesOf(s.k, splits)});
+      }
     }
     for (int splits : {4, 8, 16}) {
       if (splits * tiles <= 2 * multiprocessors && splits * tiles >= 8)
@@ -544,6 +563,7 @@ void LaunchDecomposeK(const DecomposeKShape& s, const DecomposeKPlan& plan, cons
   if (plan.way == DecomposeKWay::kCluster) {
     return CanSlice(s) ? LaunchSlices(s, plan, nullptr, stream) : LaunchProduct(s, plan, nullptr, stream);
   }
+  if (plan.way == DecomposeKWay::kExchange) return LaunchSlices(s, plan, partials, stream);
   if (plan.way == DecomposeKWay::kSlices) {
     const bool finish = plan.splits == 1 && !rows;
     LaunchSlices(s, plan, finish ? nullptr : partials, stream);

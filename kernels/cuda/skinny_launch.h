@@ -13,6 +13,9 @@ namespace stillhouse::cuda {
 // Rows of x, at most: from 17 on cuBLAS is the faster (an H200's 13.1 µs for 32 rows, K 4096, N 4096, to 15.2 of tiles
 // twice as large here).
 inline constexpr int kSkinnyRows = 16;
+// Outputs of a product and nothing else from which cuBLAS reads the weight as fast (an H200's 249 µs for a row, K 4096,
+// N 128256, to 264).
+inline constexpr int64_t kMostSkinnyOutputs = 32768;
 inline constexpr int64_t kSkinnyPartials = 64 * kSkinnyRows * 4;
 
 // y[r, n] = Σ_k x[r, k] · weight[n, k], sums in fp32 in a fixed order. One of these becomes of it:

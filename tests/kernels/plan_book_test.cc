@@ -52,6 +52,19 @@ TEST(PlanBook, ReadsWhatItPrints) {
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(again->Print(), book.Print());
   EXPECT_EQ(again->Find(kKey), kPlan);
+  // Every way and every epilogue has a name.
+  for (const DecomposeKWay way : {DecomposeKWay::kSlices, DecomposeKWay::kFragments, DecomposeKWay::kCluster,
+                                  DecomposeKWay::kExchange, DecomposeKWay::kLibrary, DecomposeKWay::kSkinny}) {
+    for (const PlanEpilogue epilogue : {PlanEpilogue::kElement, PlanEpilogue::kRow, PlanEpilogue::kNone,
+                                        PlanEpilogue::kScaledRows, PlanEpilogue::kGlu, PlanEpilogue::kTurn}) {
+      PlanBook one;
+      other.epilogue = epilogue;
+      one.Add(other, {{way, 16, 16, 2}, 1.0});
+      const auto read = PlanBook::Parse(one.Print());
+      ASSERT_TRUE(read.ok()) << read.status();
+      EXPECT_EQ(read->Find(other), (DecomposeKPlan{way, 16, 16, 2}));
+    }
+  }
   EXPECT_THAT(book.Print(), HasSubstr(kLine));
 }
 
@@ -76,6 +89,12 @@ TEST(PlanBook, FindsByEveryPartOfTheKey) {
   others[5].layout = PlanLayout::kBColumns;
   others[6].epilogue = PlanEpilogue::kRow;
   for (const DecomposeKKey& key : others) EXPECT_FALSE(book->Find(key)) << PlanBook::PrintLine(key, {});
+  // A GPU's table has its own plans alone, and finds them by everything else.
+  const PlanTable table = book->TableFor("NVIDIA H200");
+  ASSERT_NE(table.Find(kKey), nullptr);
+  EXPECT_EQ(*table.Find(kKey), kPlan);
+  for (size_t i = 1; i < others.size(); ++i) EXPECT_EQ(table.Find(others[i]), nullptr) << i;
+  EXPECT_EQ(book->TableFor("NVIDIA H100").Find(kKey), nullptr);
 }
 
 TEST(PlanBook, CountsThePlansOfAGpu) {
