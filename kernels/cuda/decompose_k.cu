@@ -27,7 +27,7 @@ constexpr int64_t kLibrary = int64_t{1} << 27;  // products (m·n·k) from which
 constexpr int kMaxRow = 1024;                   // columns under an epilogue over rows
 
 // A kernel may start while the one before it in the stream ends (programmatic dependent launch): it waits here before
-// it touches memory, and lets the next one come.
+// it touches memory, and lets the next one come (not earlier: blocks of three kernels would crowd multiprocessors).
 __device__ __forceinline__ void WaitForEarlierKernels() {
   WaitForPreviousKernel();
   LetNextKernelStart();
@@ -74,45 +74,52 @@ __device__ __forceinline__ void LoadAlongK(const Operand& x, int64_t begin, int6
   }
 }
 
-// The same of B where N is contiguous: lane (g, t) reads columns g·kGroups … of 8 rows of K; group i's column g is
-// g·kGroups + i.
+// The same of B where N is contiguous. Rows of 8×8 matrices are read as they lie and turned between lanes: matrix w of
+// a group has rows 8·(g / 2) + 2·w + g % 2 of the chunk, so that the pairs come out as above.
+template <int kGroups>
+struct AcrossN {
+  static constexpr int kColumns = kGroups < 4 ? 2 * kGroups : 8;  // a lane reads at once: a pair of as many groups
+  static constexpr int kPairs = kColumns / 2, kReads = kGroups / kPairs;
+  // Which column of the tile group i's column c is.
+  static __device__ __forceinline__ int Column(int i, int c) {
+    return i / kPairs * 4 * kColumns + c / 2 * kColumns + i % kPairs * 2 + c % 2;
+  }
+};
+
 template <int kGroups>
 __device__ __forceinline__ void LoadAcrossN(const Operand& b, int64_t begin, int64_t limit, int64_t k, int64_t width,
                                             uint4 (&to)[kGroups]) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  using Across = AcrossN<kGroups>;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp, g = lane / 4;
   const auto* data = static_cast<const __nv_bfloat16*>(b.data);
-  k += lane % 4 * 8;
-  const int64_t column = begin + lane / 4 * kGroups;
-  constexpr int kWords = kGroups / 2;  // pairs of neighbouring columns
-  uint32_t rows[8][kWords];
+  uint32_t words[4][kGroups];
 #pragma unroll
-  for (int r = 0; r < 8; ++r) {
+  for (int w = 0; w < 4; ++w) {
+    const int64_t row = k + g / 2 * 8 + w * 2 + g % 2;
 #pragma unroll
-    for (int w = 0; w < kWords; ++w) rows[r][w] = 0;
-    // Both limits are multiples of what is read at once.
-    if (k + r < width && column < limit) {
-      const __nv_bfloat16* from = data + (k + r) * b.stride_k + column;
-      if constexpr (kWords == 1) {
-        rows[r][0] = *reinterpret_cast<const uint32_t*>(from);
-      } else if constexpr (kWords == 2) {
-        const uint2 v = *reinterpret_cast<const uint2*>(from);
-        rows[r][0] = v.x;
-        rows[r][1] = v.y;
+    for (int h = 0; h < Across::kReads; ++h) {
+      const int64_t column = begin + (h * 4 + lane % 4) * Across::kColumns;
+      uint32_t(&word)[kGroups] = words[w];
+      // The limit of columns is a multiple of what is read at once.
+      const bool valid = row < width && column < limit;
+      const __nv_bfloat16* const from = data + row * b.stride_k + column;
+      if constexpr (Across::kPairs == 2) {
+        const uint2 v = valid ? *reinterpret_cast<const uint2*>(from) : make_uint2(0, 0);
+        word[2 * h] = v.x;
+        word[2 * h + 1] = v.y;
       } else {
-        const uint4 v = *reinterpret_cast<const uint4*>(from);
-        rows[r][0] = v.x;
-        rows[r][1] = v.y;
-        rows[r][2] = v.z;
-        rows[r][3] = v.w;
+        const uint4 v = valid ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
+        word[4 * h] = v.x;
+        word[4 * h + 1] = v.y;
+        word[4 * h + 2] = v.z;
+        word[4 * h + 3] = v.w;
       }
     }
   }
 #pragma unroll
   for (int i = 0; i < kGroups; ++i) {
-    const unsigned pick = i % 2 == 0 ? 0x5410 : 0x7632;
-    const int w = i / 2;
-    to[i] = make_uint4(__byte_perm(rows[0][w], rows[1][w], pick), __byte_perm(rows[2][w], rows[3][w], pick),
-                       __byte_perm(rows[4][w], rows[5][w], pick), __byte_perm(rows[6][w], rows[7][w], pick));
+    to[i] = make_uint4(TransposeMatrix(words[0][i]), TransposeMatrix(words[1][i]), TransposeMatrix(words[2][i]),
+                       TransposeMatrix(words[3][i]));
   }
 }
 
@@ -188,7 +195,7 @@ __global__ void __launch_bounds__(kTensorWarps<kTileM, kTileN>* kWarp, 1)
   };
   const auto column_of = [&](int place) {
     const int j = place / 128 % kGroupsN, column = place % 4 * 2 + place / kWarp % 2;
-    return column0 + (kLayout == Layout::kAcrossN ? column * kGroupsN + j : 8 * j + column);
+    return column0 + (kLayout == Layout::kAcrossN ? AcrossN<kGroupsN>::Column(j, column) : 8 * j + column);
   };
   if (blocks > 1) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");  // every block has begun
   __syncthreads();
@@ -292,16 +299,28 @@ __device__ void SinkhornInPlace(const DecomposeKRows& rows, float* m) {
 
 __global__ void __launch_bounds__(kThreads)
     ReduceRowsKernel(DecomposeKShape s, DecomposeKRows rows, int splits, const float* partials) {
-  __shared__ float c[kMaxRow];
+  __shared__ float c[kMaxRow], parts[kThreads];
   WaitForEarlierKernels();
   const int64_t row = blockIdx.x;
   const int n = static_cast<int>(s.n);
-  for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) {
+  // Where a row is short, groups of threads share the slices.
+  const int groups = n < kThreads ? kThreads / n : 1;
+  for (int i = static_cast<int>(threadIdx.x); i < groups * n; i += kThreads) {
+    const int group = i / n, column = i - group * n;
     float sum = 0.0f;
-    for (int64_t p = 0; p < splits; ++p) sum += partials[(p * s.m + row) * s.n + i];
-    c[i] = sum;
+#pragma unroll 8
+    for (int p = group; p < splits; p += groups) sum += partials[(p * s.m + row) * s.n + column];
+    (groups > 1 ? parts : c)[i] = sum;
   }
   __syncthreads();
+  if (groups > 1) {
+    if (static_cast<int>(threadIdx.x) < n) {
+      float sum = parts[threadIdx.x];
+      for (int group = 1; group < groups; ++group) sum += parts[group * n + static_cast<int>(threadIdx.x)];
+      c[threadIdx.x] = sum;
+    }
+    __syncthreads();
+  }
   if (rows.op == RowOp::kTopK) {
     for (int k = 0; k < rows.top_k; ++k) {
       uint64_t best = 0;
@@ -364,7 +383,7 @@ bool VectorsAlongK(const Operand& x) { return x.stride_k == 1 && Aligned16(x.dat
 Layout LayoutOf(const DecomposeKShape& s, int tile_n) {
   if (!VectorsAlongK(s.a) || s.k % 8 != 0) return Layout::kAny;
   if (VectorsAlongK(s.b)) return Layout::kAlongK;
-  const int step = tile_n / 8;  // columns read at once
+  const int step = tile_n < 32 ? tile_n / 4 : 8;  // columns read at once
   const bool across = s.b.stride_outer == 1 && s.n % step == 0 && s.b.stride_k % step == 0 &&
                       reinterpret_cast<uintptr_t>(s.b.data) % (2 * static_cast<uintptr_t>(step)) == 0;
   return across ? Layout::kAcrossN : Layout::kAny;
@@ -434,6 +453,11 @@ bool IsFragmentTile(int tile_m, int tile_n) {
          (tile_m == 64 && (tile_n == 32 || tile_n == 64));
 }
 
+// Whether a cluster's blocks take operands straight from memory: small tiles, and what cannot be copied in 16 bytes.
+bool FromMemory(const DecomposeKShape& s, const DecomposeKPlan& plan) {
+  return !CanSlice(s) || plan.tile_m * plan.tile_n <= 512;
+}
+
 int64_t ChunksOf(const DecomposeKShape& s) { return s.k > 0 ? CeilDiv(s.k, kChunk) : 1; }
 
 // About one block a multiprocessor, in slices of at least two stages.
@@ -501,8 +525,8 @@ bool CanRun(const DecomposeKShape& s, const DecomposeKPlan& plan, bool rows, int
       if (!TakesTensorCores(s) || rows || plan.splits > kMaxCluster || (plan.splits & (plan.splits - 1)) != 0) {
         return false;
       }
-      return CanSlice(s) ? HasSliceTile(plan.tile_m, plan.tile_n) && SlicesOf(s.k, plan.splits) == plan.splits
-                         : IsFragmentTile(plan.tile_m, plan.tile_n) && plan.splits <= ChunksOf(s);
+      return FromMemory(s, plan) ? IsFragmentTile(plan.tile_m, plan.tile_n) && plan.splits <= ChunksOf(s)
+                                 : HasSliceTile(plan.tile_m, plan.tile_n) && SlicesOf(s.k, plan.splits) == plan.splits;
     case DecomposeKWay::kExchange:
       return !rows && CanExchange(s, plan, multiprocessors);
     case DecomposeKWay::kLibrary:
@@ -534,6 +558,14 @@ std::vector<DecomposeKPlan> DecomposeKCandidates(const DecomposeKShape& s, int m
       offer({DecomposeKWay::kSlices, tile_m, tile_n, SlicesOf(s.k, static_cast<int>(splits))});
       if (!CanSlice(s)) offer({DecomposeKWay::kFragments, tile_m, tile_n, static_cast<int>(splits)});
     }
+    if (tile_m * tile_n <= 512) {
+      // A chunk, two or four for each of 16 warps.
+      for (int64_t each = 16; each <= 64; each *= 2) {
+        const int64_t splits = CeilDiv(ChunksOf(s), each);
+        if (splits * tiles > 4 * multiprocessors) continue;
+        offer({DecomposeKWay::kFragments, tile_m, tile_n, static_cast<int>(splits)});
+      }
+    }
     // One launch: as many slices as blocks fit at once, and powers of two below.
     offer({DecomposeKWay::kExchange, tile_m, tile_n, SlicesOf(s.k, static_cast<int>(multiprocessors / tiles))});
     for (int splits = 2; splits * tiles <= multiprocessors; splits *= 2) {
@@ -561,7 +593,7 @@ bool CanUseLibrary(const DecomposeKShape& s) {
 void LaunchDecomposeK(const DecomposeKShape& s, const DecomposeKPlan& plan, const DecomposeKRows* rows, float* partials,
                       cudaStream_t stream) {
   if (plan.way == DecomposeKWay::kCluster) {
-    return CanSlice(s) ? LaunchSlices(s, plan, nullptr, stream) : LaunchProduct(s, plan, nullptr, stream);
+    return FromMemory(s, plan) ? LaunchProduct(s, plan, nullptr, stream) : LaunchSlices(s, plan, nullptr, stream);
   }
   if (plan.way == DecomposeKWay::kExchange) return LaunchSlices(s, plan, partials, stream);
   if (plan.way == DecomposeKWay::kSlices) {

@@ -231,23 +231,14 @@ __global__ void __launch_bounds__(kThreads)
   };
   constexpr int kSteps = kDepth / 16;  // of a stage
 
-#ifdef DK_RING
-  const bool whole = count <= (kTileM * kTileN > 1024 ? 1 : kStages);
-#else
   const bool whole = count <= kStages;
-#endif
   const int first = whole ? count : kStages - 2;  // stages asked for before anything is multiplied
-#ifndef DK_LATE_LET
-  LetNextKernelStart();
-#endif
   if (s.constant_b) {
 #pragma unroll 1
     for (int stage = 0; stage < first; ++stage) ask_b(stage, stage);
   }
   WaitForPreviousKernel();
-#ifdef DK_LATE_LET
   LetNextKernelStart();
-#endif
   if (whole) {
 #pragma unroll 1
     for (int stage = 0; stage < count; ++stage) {
@@ -348,8 +339,8 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ float sums[kWarps][kWarp * kVector];
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
   const int first = (static_cast<int>(blockIdx.x) * kWarp + lane) * kVector;
-  LetNextKernelStart();
   WaitForPreviousKernel();
+  LetNextKernelStart();
   float sum[kVector] = {};
   if (first < elements) {
 #pragma unroll 8

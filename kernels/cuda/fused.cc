@@ -85,13 +85,13 @@ void NormLinear(Backend& backend, const NormLinearArgs& args) {
   CheckMatrix(args.x, args.x.dim(0), args.weight.dim(1));
   CheckMatrix(args.out, args.x.dim(0), args.weight.dim(0));
   if (args.x.dim(0) == 0) return;
-  const PlanEpilogue ending = PlanEpilogue::kNone;
+  const PlanEpilogue ending = args.scaled.values ? PlanEpilogue::kNormed : PlanEpilogue::kNone;
   const auto end = [&](SkinnyParams& p) {
     p.out = args.out.f32();
     p.out_stride = args.out.stride(0);
   };
   const Tensor rows = RunNormed(backend, args.x, args.norm, args.eps, args.scaled, args.weight, ending, end);
-  if (rows) LinearInto(backend, rows, args.weight, Tensor(), args.out);
+  if (rows) LinearInto(backend, rows, args.weight, Tensor(), args.out, /*add=*/false, ending);
 }
 
 void LinearAdd(Backend& backend, const LinearAddArgs& args) {

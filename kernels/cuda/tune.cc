@@ -49,7 +49,7 @@ class Trial {
     shape_.m = m_;
     shape_.n = n_;
     shape_.k = k_;
-    if (epilogue_ == PlanEpilogue::kGlu || epilogue_ == PlanEpilogue::kTurn) MakeNormed();
+    if (IsLinear(epilogue_) && epilogue_ != PlanEpilogue::kNone && epilogue_ != PlanEpilogue::kScaledRows) MakeNormed();
     if (epilogue_ == PlanEpilogue::kTurn) {
       std::vector<float> angles(static_cast<size_t>(m_ * kHeadWidth), 0.0f);  // none: cos 1, sin 0
       for (size_t i = 0; i < angles.size(); ++i) angles[i] = i % kHeadWidth < kHeadWidth / 2 ? 1.0f : 0.0f;
@@ -187,6 +187,8 @@ class Trial {
         cuda::LaunchNormToBf16({out_.f32(), n_, norm_.f32(), 0.0f, m_, n_, scaled.values.raw()}, stream());
         return;
       }
+      case PlanEpilogue::kNormed:
+        return fused.NormLinear(backend_, {residual_, norm_, weight, out_, 0.0f, scaled_});
       case PlanEpilogue::kGlu:
         return fused.NormSwiGlu(backend_, {residual_, norm_, weight, 0.0f, scaled_, &out_});
       case PlanEpilogue::kTurn: {

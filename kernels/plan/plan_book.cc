@@ -24,7 +24,8 @@ constexpr int64_t kMaxExtent = int64_t{1} << 31;
 
 constexpr std::array<std::string_view, 3> kDTypes = {"f32", "bf16", "mixed"};
 constexpr std::array<std::string_view, 3> kLayouts = {"b-rows", "b-columns", "other"};
-constexpr std::array<std::string_view, 6> kEpilogues = {"element", "row", "none", "scaled-rows", "glu", "turn"};
+constexpr std::array<std::string_view, 7> kEpilogues = {"element",     "row", "none", "normed",
+                                                        "scaled-rows", "glu", "turn"};
 constexpr std::array<std::string_view, 6> kBuckets = {"1", "2-8", "9-32", "33-128", "129-512", "513+"};
 constexpr std::array<std::string_view, 6> kWays = {"slices", "fragments", "cluster", "exchange", "library", "skinny"};
 

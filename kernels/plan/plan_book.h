@@ -30,9 +30,9 @@ namespace stillhouse {
 enum class PlanDType : uint8_t { kF32, kBf16, kMixed };         // of both operands
 enum class PlanLayout : uint8_t { kBRows, kBColumns, kOther };  // A's rows contiguous, and B's rows or columns
 // What becomes of the product. Decompose-K's: what needs one element, or a row. Linear's: nothing (a bias, or what the
-// product is added to), and the endings of the fused ops (kernels/ops/fused.h): the rows of a sum scaled for the next
-// norm (LinearAdd), gates (NormSwiGlu), and heads that are turned (NormQkvRope).
-enum class PlanEpilogue : uint8_t { kElement, kRow, kNone, kScaledRows, kGlu, kTurn };
+// product is added to). The fused ops' (kernels/ops/fused.h), of rows that a sum left scaled: nothing (NormLinear),
+// gates (NormSwiGlu), heads that are turned (NormQkvRope); and rows left scaled by a sum (LinearAdd).
+enum class PlanEpilogue : uint8_t { kElement, kRow, kNone, kNormed, kScaledRows, kGlu, kTurn };
 enum class RowBucket : uint8_t { k1, k2, k9, k33, k129, k513 };  // rows of A: 1, 2-8, 9-32, 33-128, 129-512, 513+
 // Linear's and the fused ops': rows times a weight [N, K], kBColumns.
 inline bool IsLinear(PlanEpilogue epilogue) { return epilogue > PlanEpilogue::kRow; }

@@ -54,6 +54,7 @@ std::vector<TuneProduct> ModelProducts(const std::vector<RowBucket>& rows) {
       add(n, k, ending);
       add(n, k, PlanEpilogue::kNone);
     }
+    add(model.qkv, model.width, PlanEpilogue::kNormed);  // heads that are normalised, then turned
     add(model.vocabulary, model.width, PlanEpilogue::kNone);
   }
   return products;
@@ -163,9 +164,9 @@ int main(int argc, char** argv) {
   std::vector<std::string> products, rows;
   app.add_option("--output", output, "plan file to write or add to; left out: the terminal");
   app.add_option("--device", device, "GPU")->check(CLI::Range(0, 255));
-  app.add_option(
-         "--product", products,
-         "N,K[,b-rows|b-columns[,element|row|none|scaled-rows|glu|turn]]; may be repeated. Left out: common ones")
+  app.add_option("--product", products,
+                 "N,K[,b-rows|b-columns[,element|row|none|normed|scaled-rows|glu|turn]]; may be repeated. Left out: "
+                 "common ones")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app.add_option("--rows", rows, "rows to tune for: 1, 2-8, 9-32, 33-128, 129-512, 513+; left out: all")

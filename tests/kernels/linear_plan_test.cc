@@ -169,8 +169,7 @@ TEST(LinearPlan, FusedOpsGoApartWhereAPlanSaysSo) {
   const Context before{plain.get()};
   const Tensor x = Random(before, DType::kF32, {m, k}, 50), w = Random(before, DType::kBF16, {n, k}, 51);
   const Tensor norm = Random(before, DType::kF32, {k}, 52), next_norm = Random(before, DType::kF32, {n}, 53);
-  const Tensor half = before.Empty(DType::kBF16, {m, k});
-  before.backend->Copy(x, half);
+  const Tensor half = Random(before, DType::kBF16, {m, k}, 55);
   const Tensor residual = Random(before, DType::kF32, {m, n}, 54);
   const auto sum = [&](const Context& ctx, ScaledRows* scaled) {
     const Tensor to = ctx.EmptyF32({m, n});
@@ -186,24 +185,36 @@ TEST(LinearPlan, FusedOpsGoApartWhereAPlanSaysSo) {
     ctx.backend->fused().NormQkvRope(*ctx.backend, {{x, norm, w, out, 1e-5f, {}}, turn});
     return Values(ctx, out);
   };
-  ScaledRows scaled;
+  // Rows that a sum left scaled, times another weight.
+  const Tensor total = before.EmptyF32({m, n}), next = Random(before, DType::kBF16, {192, n}, 56);
+  before.backend->Copy(residual, total);
+  ScaledRows left, scaled;
+  LinearAdd(before, half, w, total, next_norm, &left);
+  const auto normed = [&](const Context& ctx) {
+    return Values(ctx, NormLinear(ctx, total, next_norm, 1e-5f, next, left));
+  };
   const std::vector<float> sum_before = sum(before, &scaled), gates_before = gates(before),
-                           turned_before = turned(before);
+                           turned_before = turned(before), normed_before = normed(before);
   EXPECT_TRUE(scaled.values);
   for (const DecomposeKPlan& plan :
-       {DecomposeKPlan{DecomposeKWay::kSlices, 16, 32, 5}, DecomposeKPlan{DecomposeKWay::kExchange, 16, 64, 25}}) {
+       {DecomposeKPlan{DecomposeKWay::kSlices, 16, 32, 5}, DecomposeKPlan{DecomposeKWay::kExchange, 16, 16, 5}}) {
     std::unique_ptr<Backend> backend;
     for (PlanEpilogue ending : {PlanEpilogue::kScaledRows, PlanEpilogue::kGlu, PlanEpilogue::kTurn}) {
       backend = WithPlan(*plain, KeyOf(m, n, k, ending), plan);
     }
+    backend = WithPlan(*plain, KeyOf(m, 192, n, PlanEpilogue::kNormed), plan);
     const Context ctx{backend.get()};
-    const std::vector<float> sum_apart = sum(ctx, &scaled), gates_apart = gates(ctx), turned_apart = turned(ctx);
+    const std::vector<float> sum_apart = sum(ctx, &scaled), gates_apart = gates(ctx), turned_apart = turned(ctx),
+                             normed_apart = normed(ctx);
     EXPECT_FALSE(scaled.values);
     EXPECT_NE(sum_apart, sum_before);
     EXPECT_NE(turned_apart, turned_before);
     EXPECT_LE(RelativeError(Widened(sum_apart), Widened(sum_before)), 5e-6);
     EXPECT_LE(RelativeError(Widened(gates_apart), Widened(gates_before)), 8e-3);
     EXPECT_LE(RelativeError(Widened(turned_apart), Widened(turned_before)), 5e-6);
+    // Rounded at another place.
+    EXPECT_NE(normed_apart, normed_before);
+    EXPECT_LE(RelativeError(Widened(normed_apart), Widened(normed_before)), 6e-3);
   }
 }
 

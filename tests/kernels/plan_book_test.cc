@@ -55,8 +55,9 @@ TEST(PlanBook, ReadsWhatItPrints) {
   // Every way and every epilogue has a name.
   for (const DecomposeKWay way : {DecomposeKWay::kSlices, DecomposeKWay::kFragments, DecomposeKWay::kCluster,
                                   DecomposeKWay::kExchange, DecomposeKWay::kLibrary, DecomposeKWay::kSkinny}) {
-    for (const PlanEpilogue epilogue : {PlanEpilogue::kElement, PlanEpilogue::kRow, PlanEpilogue::kNone,
-                                        PlanEpilogue::kScaledRows, PlanEpilogue::kGlu, PlanEpilogue::kTurn}) {
+    for (const PlanEpilogue epilogue :
+         {PlanEpilogue::kElement, PlanEpilogue::kRow, PlanEpilogue::kNone, PlanEpilogue::kNormed,
+          PlanEpilogue::kScaledRows, PlanEpilogue::kGlu, PlanEpilogue::kTurn}) {
       PlanBook one;
       other.epilogue = epilogue;
       one.Add(other, {{way, 16, 16, 2}, 1.0});
