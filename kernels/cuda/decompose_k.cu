@@ -27,7 +27,8 @@ constexpr int64_t kLibrary = int64_t{1} << 27;  // products (m·n·k) from which
 constexpr int kMaxRow = 1024;                   // columns under an epilogue over rows
 
 // A kernel may start while the one before it in the stream ends (programmatic dependent launch): it waits here before
-// it touches memory, and lets the next one come (not earlier: blocks of three kernels would crowd multiprocessors).
+// it touches memory, and lets the next one come (earlier, blocks of three kernels would crowd multiprocessors; a
+// reducer, which is small, may).
 __device__ __forceinline__ void WaitForEarlierKernels() {
   WaitForPreviousKernel();
   LetNextKernelStart();
@@ -300,7 +301,8 @@ __device__ void SinkhornInPlace(const DecomposeKRows& rows, float* m) {
 __global__ void __launch_bounds__(kThreads)
     ReduceRowsKernel(DecomposeKShape s, DecomposeKRows rows, int splits, const float* partials) {
   __shared__ float c[kMaxRow], parts[kThreads];
-  WaitForEarlierKernels();
+  LetNextKernelStart();
+  WaitForPreviousKernel();
   const int64_t row = blockIdx.x;
   const int n = static_cast<int>(s.n);
   // Where a row is short, groups of threads share the slices.

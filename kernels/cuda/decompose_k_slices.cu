@@ -67,6 +67,9 @@ __device__ __forceinline__ int AcrossOffset(int r, int c) {
 // The same of chunk c of K of a row that has a line of its own.
 __device__ __forceinline__ int AlongOffset(int r, int c) { return r * 128 + ((c ^ (r & 7)) << 4); }
 
+// The compiler has made it by now.
+__device__ __forceinline__ void Hold(const char*& pointer) { asm volatile("" : "+l"(pointer)); }
+
 // Every block of a tile leaves each owner its sums of the owner's part; owners add up what is left for them, in an
 // order that depends on the sizes alone. The sums of a block's warps are in `sums`. Sums go in vectors of four; an
 // owner has 2^part_log2 of a tile's.
@@ -166,17 +169,29 @@ __global__ void __launch_bounds__(kThreads)
   const int blocks = static_cast<int>(cluster.num_blocks());
   if (blocks > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 
-  // Stages past the slice's end are none.
+  // What a thread copies of a stage: 16 bytes of every so many-th row. Where they are and go is known before the kernel
+  // ahead has ended; stages past the slice's end are none.
+  constexpr int kChunksB = kAcross ? kTileN / 8 : kChunks, kRowsB = kAcross ? kDepth : kTileN;
+  constexpr int kStepA = kThreads / kChunks, kStepB = kThreads / kChunksB;
+  const int row_a = thread / kChunks, chunk_a = thread % kChunks;
+  const int row_b = thread / kChunksB, chunk_b = thread % kChunksB;
+  const char* from_a = p.a + static_cast<int64_t>(row0 + row_a) * p.a_stride + (begin + chunk_a * 8) * 2;
+  const char* from_b = kAcross ? p.b + static_cast<int64_t>(begin + row_b) * p.b_stride + (column0 + chunk_b * 8) * 2
+                               : p.b + static_cast<int64_t>(column0 + row_b) * p.b_stride + (begin + chunk_b * 8) * 2;
+  const int64_t stage_b = kAcross ? kDepth * p.b_stride : kDepth * 2;
+  Hold(from_a);
+  Hold(from_b);
   const auto ask_a = [&](int stage, int slot) {
     if (stage >= count) return;
     unsigned char* to = stages + slot * P::kStageBytes;
-    const int k0 = begin + stage * kDepth;
+    const bool along = begin + stage * kDepth + chunk_a * 8 < end;
 #pragma unroll
-    for (int j = 0; j < (kTileM * kChunks + kThreads - 1) / kThreads; ++j) {
-      const int i = thread + j * kThreads, r = i / kChunks, c = i % kChunks, k = k0 + c * 8;
-      if (kTileM * kChunks % kThreads != 0 && i >= kTileM * kChunks) break;
-      const bool valid = row0 + r < p.m && k < end;
-      CopyAsync16(to + AlongOffset(r, c), valid ? p.a + (row0 + r) * p.a_stride + k * 2 : p.a, valid);
+    for (int j = 0; j < (kTileM + kStepA - 1) / kStepA; ++j) {
+      const int r = row_a + j * kStepA;
+      if (kTileM % kStepA != 0 && r >= kTileM) break;
+      const bool valid = along && row0 + r < p.m;
+      const char* const from = from_a + stage * (kDepth * 2) + j * kStepA * p.a_stride;
+      CopyAsync16(to + AlongOffset(r, chunk_a), valid ? from : p.a, valid);
     }
   };
   const auto ask_b = [&](int stage, int slot) {
@@ -184,18 +199,14 @@ __global__ void __launch_bounds__(kThreads)
     unsigned char* to = stages + slot * P::kStageBytes + P::kBytesA;
     const int k0 = begin + stage * kDepth;
 #pragma unroll
-    for (int j = 0; j < (kTileN * kChunks + kThreads - 1) / kThreads; ++j) {
-      const int i = thread + j * kThreads;
-      if (kTileN * kChunks % kThreads != 0 && i >= kTileN * kChunks) break;
-      if constexpr (kAcross) {
-        const int r = i / (kTileN / 8), c = i % (kTileN / 8), column = column0 + c * 8;
-        const bool valid = k0 + r < end && column < p.n;
-        CopyAsync16(to + AcrossOffset<kTileN>(r, c), valid ? p.b + (k0 + r) * p.b_stride + column * 2 : p.b, valid);
-      } else {
-        const int r = i / kChunks, c = i % kChunks, k = k0 + c * 8;
-        const bool valid = column0 + r < p.n && k < end;
-        CopyAsync16(to + AlongOffset(r, c), valid ? p.b + (column0 + r) * p.b_stride + k * 2 : p.b, valid);
-      }
+    for (int j = 0; j < (kRowsB + kStepB - 1) / kStepB; ++j) {
+      const int r = row_b + j * kStepB;
+      if (kRowsB % kStepB != 0 && r >= kRowsB) break;
+      const bool valid =
+          kAcross ? k0 + r < end && column0 + chunk_b * 8 < p.n : k0 + chunk_b * 8 < end && column0 + r < p.n;
+      const char* const from = from_b + stage * stage_b + j * kStepB * p.b_stride;
+      CopyAsync16(to + (kAcross ? AcrossOffset<kTileN>(r, chunk_b) : AlongOffset(r, chunk_b)), valid ? from : p.b,
+                  valid);
     }
   };
 
@@ -339,13 +350,20 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ float sums[kWarps][kWarp * kVector];
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
   const int first = (static_cast<int>(blockIdx.x) * kWarp + lane) * kVector;
-  WaitForPreviousKernel();
+  const int64_t step = static_cast<int64_t>(kWarps) * elements * sizeof(float);
+  const char* at_slice = reinterpret_cast<const char*>(partials + static_cast<int64_t>(warp) * elements + first);
+  const int i = static_cast<int>(threadIdx.x), at = static_cast<int>(blockIdx.x) * kWarp * kVector + i;
+  const bool finishes = i < kWarp * kVector && at < elements;
+  const int n = static_cast<int>(s.n), row = at / n, column = at - row * n;
+  Hold(at_slice);
   LetNextKernelStart();
+  WaitForPreviousKernel();
+  const float before = finishes ? Before(s, row, column) : 0.0f;
   float sum[kVector] = {};
   if (first < elements) {
 #pragma unroll 8
-    for (int i = warp; i < splits; i += kWarps) {
-      const float* from = partials + static_cast<int64_t>(i) * elements + first;
+    for (int slice = warp; slice < splits; slice += kWarps, at_slice += step) {
+      const float* from = reinterpret_cast<const float*>(at_slice);
       if constexpr (kVector == 4) {
         const float4 v = *reinterpret_cast<const float4*>(from);
         sum[0] += v.x;
@@ -357,10 +375,6 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
   }
-  const int i = static_cast<int>(threadIdx.x), at = static_cast<int>(blockIdx.x) * kWarp * kVector + i;
-  const bool finishes = i < kWarp * kVector && at < elements;
-  const int n = static_cast<int>(s.n), row = at / n, column = at - row * n;
-  const float before = finishes ? Before(s, row, column) : 0.0f;
 #pragma unroll
   for (int e = 0; e < kVector; ++e) sums[warp][lane * kVector + e] = sum[e];
   __syncthreads();

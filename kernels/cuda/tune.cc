@@ -98,10 +98,11 @@ class Trial {
     return std::sqrt(difference / norm);
   }
 
-  double Time(const DecomposeKPlan& plan, int replays) {
+  // Of a graph of so many launches, where they do not have to be as many as there are weights.
+  double Time(const DecomposeKPlan& plan, int64_t each, int replays) {
     Use(plan);
     next_ = 0;
-    const int64_t each = IsLinear(epilogue_) ? std::max<int64_t>(copies_, 4) : 10;
+    if (IsLinear(epilogue_)) each = std::max<int64_t>(copies_, 4);
     return cuda::MicrosecondsInGraph(stream(), static_cast<int>(each), replays, [&] { Run(); });
   }
 
@@ -244,12 +245,12 @@ absl::StatusOr<PlanBook> TunePlans(int device, const std::vector<TuneProduct>& p
           return absl::InternalError(
               StrCat("wrong result (relative error ", error, ") of ", PlanBook::PrintLine(key, {plan, 0.0})));
         }
-        if (error <= trial.tolerance()) timed.emplace_back(trial.Time(plan, 3), plan);
+        if (error <= trial.tolerance()) timed.emplace_back(trial.Time(plan, 10, 3), plan);
       }
       std::sort(timed.begin(), timed.end(), Faster);
       // The first ones again, longer: what lies within the noise of a short look is told apart.
       if (timed.size() > 4) timed.resize(4);
-      for (auto& [time, plan] : timed) time = trial.Time(plan, 15);
+      for (auto& [time, plan] : timed) time = trial.Time(plan, 30, 15);
       const auto best = std::min_element(timed.begin(), timed.end(), Faster);
       if (best == timed.end()) continue;
       book.Add(key, {best->second, best->first});
