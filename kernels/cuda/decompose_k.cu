@@ -11,6 +11,7 @@
 #include "kernels/cuda/device/decompose_k_finish.cuh"
 #include "kernels/cuda/device/dtype.cuh"
 #include "kernels/cuda/device/grid.cuh"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/reduce.cuh"
 #include "kernels/cuda/device/select.cuh"
@@ -40,21 +41,32 @@ __device__ __forceinline__ void WaitForEarlierKernels() {
 // How operands lie: K contiguous in both, in 16-byte steps; K contiguous in A and N in B; anything.
 enum class Layout : uint8_t { kAlongK, kAcrossN, kAny };
 
-// Chunk c of K for `kGroups` groups of 8 rows (of A) or columns (of B) from `begin`: lane (g, t) gets elements 8t … 8t
-// + 7 of the chunk for row 8·i + g, as four pairs. Past `limit` or K: zeros.
-template <int kGroups, bool kVector>
-__device__ __forceinline__ void LoadAlongK(const Operand& x, int64_t begin, int64_t limit, int64_t k, int64_t width,
-                                           uint4 (&to)[kGroups]) {
+// Where a lane begins to read: its element 0 of chunk 0, and how many rows (or columns) there are from there.
+struct From {
+  const __nv_bfloat16* at;
+  int64_t left;
+};
+__device__ __forceinline__ void Hold(From& from) { asm volatile("" : "+l"(from.at), "+l"(from.left)); }
+
+// The chunk from k for `kGroups` groups of 8 rows (of A) or columns (of B): lane (g, t) gets elements 8t … 8t + 7 of
+// the chunk for row 8·i + g, as four pairs. Past the last row or K: zeros.
+__device__ __forceinline__ From AlongK(const Operand& x, int64_t begin, int64_t limit) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const auto* data = static_cast<const __nv_bfloat16*>(x.data);
-  k += lane % 4 * 8;
+  const int64_t row = begin + lane / 4;
+  return {static_cast<const __nv_bfloat16*>(x.data) + row * x.stride_outer + lane % 4 * 8 * x.stride_k, limit - row};
+}
+
+template <int kGroups, bool kVector>
+__device__ __forceinline__ void LoadAlongK(const Operand& x, const From& from, int64_t k, int64_t width,
+                                           uint4 (&to)[kGroups]) {
+  const int64_t left = width - k - static_cast<int>(threadIdx.x) % 4 * 8;  // of K
 #pragma unroll
   for (int i = 0; i < kGroups; ++i) {
-    const int64_t row = begin + 8 * i + lane / 4;
+    const __nv_bfloat16* const at = from.at + 8 * i * x.stride_outer + k * x.stride_k;
     to[i] = make_uint4(0, 0, 0, 0);
-    if (row >= limit) continue;
+    if (8 * i >= from.left) continue;
     if constexpr (kVector) {
-      if (k < width) to[i] = *reinterpret_cast<const uint4*>(data + row * x.stride_outer + k);
+      if (left > 0) to[i] = *reinterpret_cast<const uint4*>(at);
     } else {
       uint32_t words[4];
 #pragma unroll
@@ -62,10 +74,8 @@ __device__ __forceinline__ void LoadAlongK(const Operand& x, int64_t begin, int6
         uint32_t pair = 0;
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const int64_t at = k + 2 * w + e;
-          if (at < width) {
-            const __nv_bfloat16 v = data[row * x.stride_outer + at * x.stride_k];
-            pair |= static_cast<uint32_t>(__bfloat16_as_ushort(v)) << (16 * e);
+          if (2 * w + e < left) {
+            pair |= static_cast<uint32_t>(__bfloat16_as_ushort(at[(2 * w + e) * x.stride_k])) << (16 * e);
           }
         }
         words[w] = pair;
@@ -75,8 +85,8 @@ __device__ __forceinline__ void LoadAlongK(const Operand& x, int64_t begin, int6
   }
 }
 
-// The same of B where N is contiguous. Rows of 8×8 matrices are read as they lie and turned between lanes: matrix w of
-// a group has rows 8·(g / 2) + 2·w + g % 2 of the chunk, so that the pairs come out as above.
+// The same of B where N is contiguous. Rows of 8×8 matrices are read as they lie, to be turned between lanes: matrix w
+// of a group has rows 8·(g / 2) + 2·w + g % 2 of the chunk, so that the pairs come out as above.
 template <int kGroups>
 struct AcrossN {
   static constexpr int kColumns = kGroups < 4 ? 2 * kGroups : 8;  // a lane reads at once: a pair of as many groups
@@ -85,55 +95,59 @@ struct AcrossN {
   static __device__ __forceinline__ int Column(int i, int c) {
     return i / kPairs * 4 * kColumns + c / 2 * kColumns + i % kPairs * 2 + c % 2;
   }
-};
-
-template <int kGroups>
-__device__ __forceinline__ void LoadAcrossN(const Operand& b, int64_t begin, int64_t limit, int64_t k, int64_t width,
-                                            uint4 (&to)[kGroups]) {
-  using Across = AcrossN<kGroups>;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, g = lane / 4;
-  const auto* data = static_cast<const __nv_bfloat16*>(b.data);
-  uint32_t words[4][kGroups];
+  static __device__ __forceinline__ int Row() {
+    const int g = static_cast<int>(threadIdx.x) % kWarp / 4;
+    return g / 2 * 8 + g % 2;
+  }
+  static __device__ __forceinline__ From Begin(const Operand& b, int64_t begin, int64_t limit) {
+    const int64_t column = begin + static_cast<int>(threadIdx.x) % 4 * kColumns;
+    return {static_cast<const __nv_bfloat16*>(b.data) + Row() * b.stride_k + column, limit - column};
+  }
+  static __device__ __forceinline__ void Load(const Operand& b, const From& from, int64_t k, int64_t width,
+                                              uint4 (&to)[kGroups]) {
+    const int64_t left = width - k - Row();
+    uint32_t words[4][kGroups];
 #pragma unroll
-  for (int w = 0; w < 4; ++w) {
-    const int64_t row = k + g / 2 * 8 + w * 2 + g % 2;
+    for (int w = 0; w < 4; ++w) {
 #pragma unroll
-    for (int h = 0; h < Across::kReads; ++h) {
-      const int64_t column = begin + (h * 4 + lane % 4) * Across::kColumns;
-      uint32_t(&word)[kGroups] = words[w];
-      // The limit of columns is a multiple of what is read at once.
-      const bool valid = row < width && column < limit;
-      const __nv_bfloat16* const from = data + row * b.stride_k + column;
-      if constexpr (Across::kPairs == 2) {
-        const uint2 v = valid ? *reinterpret_cast<const uint2*>(from) : make_uint2(0, 0);
-        word[2 * h] = v.x;
-        word[2 * h + 1] = v.y;
-      } else {
-        const uint4 v = valid ? *reinterpret_cast<const uint4*>(from) : make_uint4(0, 0, 0, 0);
-        word[4 * h] = v.x;
-        word[4 * h + 1] = v.y;
-        word[4 * h + 2] = v.z;
-        word[4 * h + 3] = v.w;
+      for (int h = 0; h < kReads; ++h) {
+        // The limit of columns is a multiple of what is read at once.
+        const bool valid = 2 * w < left && h * 4 * kColumns < from.left;
+        const __nv_bfloat16* const at = from.at + (k + 2 * w) * b.stride_k + h * 4 * kColumns;
+        if constexpr (kPairs == 2) {
+          const uint2 v = valid ? *reinterpret_cast<const uint2*>(at) : make_uint2(0, 0);
+          words[w][2 * h] = v.x;
+          words[w][2 * h + 1] = v.y;
+        } else {
+          const uint4 v = valid ? *reinterpret_cast<const uint4*>(at) : make_uint4(0, 0, 0, 0);
+          words[w][4 * h] = v.x;
+          words[w][4 * h + 1] = v.y;
+          words[w][4 * h + 2] = v.z;
+          words[w][4 * h + 3] = v.w;
+        }
       }
     }
-  }
 #pragma unroll
-  for (int i = 0; i < kGroups; ++i) {
-    to[i] = make_uint4(TransposeMatrix(words[0][i]), TransposeMatrix(words[1][i]), TransposeMatrix(words[2][i]),
-                       TransposeMatrix(words[3][i]));
+    for (int i = 0; i < kGroups; ++i) to[i] = make_uint4(words[0][i], words[1][i], words[2][i], words[3][i]);
   }
-}
+  static __device__ __forceinline__ void Turn(uint4 (&to)[kGroups]) {
+#pragma unroll
+    for (uint4& v : to) {
+      v = make_uint4(TransposeMatrix(v.x), TransposeMatrix(v.y), TransposeMatrix(v.z), TransposeMatrix(v.w));
+    }
+  }
+};
 
-// One block: a tile of the output over one slice of K. Warps take the slice's chunks in turn; their sums meet in shared
-// memory. In a cluster (along y) each block then owns a part of the tile and adds up what the others send it; otherwise
-// the tile is written to `partials`.
-// As measured; square small tiles leave registers for twice the warps.
+// One block: a tile of the output over one slice of K, of `chunks`, and one more in the first `more` slices. Warps take
+// the slice's chunks in turn; their sums meet in shared memory. In a cluster (along y) each block then owns a part of
+// the tile and adds up what the others send it; otherwise the tile is written to `partials`. As measured; square small
+// tiles leave registers for twice the warps.
 template <int kTileM, int kTileN>
 constexpr int kTensorWarps = kTileM* kTileN <= 1024 ? 16 : 8;
 
 template <int kTileM, int kTileN, Layout kLayout>
 __global__ void __launch_bounds__(kTensorWarps<kTileM, kTileN>* kWarp, 1)
-    TensorKernel(DecomposeKShape s, int tiles_n, float* partials) {
+    TensorKernel(DecomposeKShape s, int tiles_n, int chunks, int more, float* partials) {
   constexpr int kWarps = kTensorWarps<kTileM, kTileN>, kThreads = kWarps * kWarp;
   constexpr int kGroupsM = kTileM / 8, kGroupsN = kTileN / 8, kTile = kTileM * kTileN;
   // Chunks in flight: as many as registers hold beside the sums.
@@ -144,29 +158,39 @@ __global__ void __launch_bounds__(kTensorWarps<kTileM, kTileN>* kWarp, 1)
   const cg::cluster_group cluster = cg::this_cluster();
   const int blocks = static_cast<int>(cluster.num_blocks()), rank = static_cast<int>(cluster.block_rank());
   if (blocks > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-  WaitForEarlierKernels();
 
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
   const int64_t row0 = static_cast<int64_t>(blockIdx.x / tiles_n) * kTileM;
   const int64_t column0 = static_cast<int64_t>(blockIdx.x % tiles_n) * kTileN;
-  const int64_t chunks = CeilDiv(s.k, kChunk);
-  const int64_t begin = chunks * blockIdx.y / gridDim.y, end = chunks * (blockIdx.y + 1) / gridDim.y;
+  const int slice = static_cast<int>(blockIdx.y);
+  const int begin = slice * chunks + min(slice, more), end = begin + chunks + (slice < more ? 1 : 0);
+  From from_a = AlongK(s.a, row0, s.m), from_b;
+  if constexpr (kLayout == Layout::kAcrossN) {
+    from_b = AcrossN<kGroupsN>::Begin(s.b, column0, s.n);
+  } else {
+    from_b = AlongK(s.b, column0, s.n);
+  }
+  Hold(from_a);
+  Hold(from_b);
+  WaitForEarlierKernels();
+
   float sum[kGroupsM / 2][kGroupsN][4] = {};
-  for (int64_t c = begin + warp; c < end; c += kAhead * kWarps) {
+  for (int c = begin + warp; c < end; c += kAhead * kWarps) {
     uint4 a[kAhead][kGroupsM], b[kAhead][kGroupsN];
 #pragma unroll
     for (int h = 0; h < kAhead; ++h) {
       // Chunks past the slice's end are read as past the end of K.
       const int64_t chunk = c + h * kWarps, k = chunk < end ? chunk * kChunk : s.k;
-      LoadAlongK<kGroupsM, kLayout != Layout::kAny>(s.a, row0, s.m, k, s.k, a[h]);
+      LoadAlongK<kGroupsM, kLayout != Layout::kAny>(s.a, from_a, k, s.k, a[h]);
       if constexpr (kLayout == Layout::kAcrossN) {
-        LoadAcrossN<kGroupsN>(s.b, column0, s.n, k, s.k, b[h]);
+        AcrossN<kGroupsN>::Load(s.b, from_b, k, s.k, b[h]);
       } else {
-        LoadAlongK<kGroupsN, kLayout != Layout::kAny>(s.b, column0, s.n, k, s.k, b[h]);
+        LoadAlongK<kGroupsN, kLayout != Layout::kAny>(s.b, from_b, k, s.k, b[h]);
       }
     }
 #pragma unroll
     for (int h = 0; h < kAhead; ++h) {
+      if constexpr (kLayout == Layout::kAcrossN) AcrossN<kGroupsN>::Turn(b[h]);
 #pragma unroll
       for (int i = 0; i < kGroupsM / 2; ++i) {
         const uint4 low = a[h][2 * i], high = a[h][2 * i + 1];
@@ -200,13 +224,13 @@ __global__ void __launch_bounds__(kTensorWarps<kTileM, kTileN>* kWarp, 1)
   };
   if (blocks > 1) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");  // every block has begun
   __syncthreads();
-  const int part = kTile / blocks;
+  const int part = kTile / blocks, part_log2 = __ffs(part) - 1;  // clusters have powers of two
   for (int place = static_cast<int>(threadIdx.x); place < kTile; place += kThreads) {
     float total = sums[place];
 #pragma unroll
     for (int w = 1; w < kWarps; ++w) total += sums[w * kTile + place];
     if (blocks > 1) {
-      *cluster.map_shared_rank(received + rank * part + place % part, place / part) = total;
+      *cluster.map_shared_rank(received + rank * part + (place & (part - 1)), place >> part_log2) = total;
       continue;
     }
     const int64_t row = row_of(place), column = column_of(place);
@@ -221,6 +245,7 @@ __global__ void __launch_bounds__(kTensorWarps<kTileM, kTileN>* kWarp, 1)
   cluster.sync();
   for (int i = static_cast<int>(threadIdx.x); i < part; i += kThreads) {
     float total = received[i];
+#pragma unroll 8
     for (int from = 1; from < blocks; ++from) total += received[from * part + i];
     const int place = rank * part + i;
     const int64_t row = row_of(place), column = column_of(place);
@@ -359,27 +384,6 @@ __global__ void __launch_bounds__(kThreads)
 // --- launches
 // -----------------------------------------------------------------------------------------------------------
 
-template <typename... Parameters, typename... Arguments>
-void Launch(void (*kernel)(Parameters...), dim3 grid, int threads, size_t shared_bytes, int cluster,
-            cudaStream_t stream, Arguments... arguments) {
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = 1;
-  attributes[1].val.clusterDim.y = static_cast<unsigned>(cluster);
-  attributes[1].val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = cluster > 1 ? 2 : 1;
-  STILLHOUSE_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...));
-  STILLHOUSE_CUDA_LAUNCHED();
-}
-
 bool VectorsAlongK(const Operand& x) { return x.stride_k == 1 && Aligned16(x.data, 2 * x.stride_outer); }
 
 Layout LayoutOf(const DecomposeKShape& s, int tile_n) {
@@ -394,19 +398,13 @@ Layout LayoutOf(const DecomposeKShape& s, int tile_n) {
 template <int kTileM, int kTileN, Layout kLayout>
 void LaunchTensor(const DecomposeKShape& s, const DecomposeKPlan& plan, float* partials, cudaStream_t stream) {
   constexpr int kWarps = kTensorWarps<kTileM, kTileN>;
-  constexpr size_t kShared = sizeof(float) * (kWarps + 1) * kTileM * kTileN;
-  static const bool ready = [] {
-    STILLHOUSE_CUDA_CHECK(cudaFuncSetAttribute(TensorKernel<kTileM, kTileN, kLayout>,
-                                               cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kShared)));
-    STILLHOUSE_CUDA_CHECK(
-        cudaFuncSetAttribute(TensorKernel<kTileM, kTileN, kLayout>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-    return true;
-  }();
-  static_cast<void>(ready);
+  constexpr int kShared = 4 * (kWarps + 1) * kTileM * kTileN;
   const int tiles_n = static_cast<int>(CeilDiv(s.n, kTileN));
   const dim3 grid(static_cast<unsigned>(tiles_n * CeilDiv(s.m, kTileM)), static_cast<unsigned>(plan.splits));
-  Launch(TensorKernel<kTileM, kTileN, kLayout>, grid, kWarps * kWarp, kShared,
-         plan.way == DecomposeKWay::kCluster ? plan.splits : 1, stream, s, tiles_n, partials);
+  const int chunks = static_cast<int>(CeilDiv(s.k, kChunk));
+  const unsigned cluster = plan.way == DecomposeKWay::kCluster ? grid.y : 1;
+  LaunchClustersEarly(TensorKernel<kTileM, kTileN, kLayout>, grid, dim3(1, cluster), kWarps * kWarp, kShared, stream, s,
+                      tiles_n, chunks / plan.splits, chunks % plan.splits, partials);
 }
 
 template <int kTileM, int kTileN>
@@ -431,7 +429,9 @@ void LaunchProduct(const DecomposeKShape& s, const DecomposeKPlan& plan, float* 
   }
   const int tiles_n = static_cast<int>(CeilDiv(s.n, kSide));
   const dim3 grid(static_cast<unsigned>(tiles_n * CeilDiv(s.m, kSide)), static_cast<unsigned>(plan.splits));
-  const auto run = [&](auto* kernel) { Launch(kernel, grid, kSide * kSide, 0, 1, stream, s, tiles_n, partials); };
+  const auto run = [&](auto* kernel) {
+    LaunchKernelEarly(kernel, grid, kSide * kSide, 0, stream, s, tiles_n, partials);
+  };
   if (s.a.bf16) {
     s.b.bf16 ? run(PlainKernel<__nv_bfloat16, __nv_bfloat16>) : run(PlainKernel<__nv_bfloat16, float>);
   } else {
@@ -606,7 +606,8 @@ void LaunchDecomposeK(const DecomposeKShape& s, const DecomposeKPlan& plan, cons
     LaunchProduct(s, plan, partials, stream);
   }
   if (rows) {
-    Launch(ReduceRowsKernel, dim3(static_cast<unsigned>(s.m)), kThreads, 0, 1, stream, s, *rows, plan.splits, partials);
+    LaunchKernelEarly(ReduceRowsKernel, dim3(static_cast<unsigned>(s.m)), kThreads, 0, stream, s, *rows, plan.splits,
+                      partials);
     return;
   }
   LaunchReduceSlices(s, plan.splits, partials, stream);
