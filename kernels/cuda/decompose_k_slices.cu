@@ -68,7 +68,10 @@ __device__ __forceinline__ int AcrossOffset(int r, int c) {
 __device__ __forceinline__ int AlongOffset(int r, int c) { return r * 128 + ((c ^ (r & 7)) << 4); }
 
 // The compiler has made it by now.
-__device__ __forceinline__ void Hold(const char*& pointer) { asm volatile("" : "+l"(pointer)); }
+template <typename T>
+__device__ __forceinline__ void Hold(T*& pointer) {
+  asm volatile("" : "+l"(pointer));
+}
 
 // Every block of a tile leaves each owner its sums of the owner's part; owners add up what is left for them, in an
 // order that depends on the sizes alone. The sums of a block's warps are in `sums`. Sums go in vectors of four; an
@@ -179,8 +182,13 @@ __global__ void __launch_bounds__(kThreads)
   const char* from_b = kAcross ? p.b + static_cast<int64_t>(begin + row_b) * p.b_stride + (column0 + chunk_b * 8) * 2
                                : p.b + static_cast<int64_t>(column0 + row_b) * p.b_stride + (begin + chunk_b * 8) * 2;
   const int64_t stage_b = kAcross ? kDepth * p.b_stride : kDepth * 2;
+  // What it writes of the tile's sums: every kStepOut-th row's element.
+  constexpr int kStepOut = kThreads / kTileN;
+  const int row_out = thread / kTileN, column_out = thread % kTileN;
+  float* partial = partials + (static_cast<int64_t>(blockIdx.z) * p.m + row0 + row_out) * p.n + column0 + column_out;
   Hold(from_a);
   Hold(from_b);
+  Hold(partial);
   const auto ask_a = [&](int stage, int slot) {
     if (stage >= count) return;
     unsigned char* to = stages + slot * P::kStageBytes;
@@ -314,7 +322,7 @@ __global__ void __launch_bounds__(kThreads)
   const int part = kTileM * kTileN / blocks;
 #pragma unroll
   for (int j = 0; j < kTileM * kTileN / kThreads; ++j) {
-    const int i = thread + j * kThreads, r = i / kTileN, c = i % kTileN;
+    const int i = thread + j * kThreads, r = row_out + j * kStepOut, c = column_out;
     if (row0 + r >= p.m) break;
     if (column0 + c >= p.n) continue;
     float total = sums[r * P::kSumStride + c];
@@ -325,7 +333,7 @@ __global__ void __launch_bounds__(kThreads)
       *cluster.map_shared_rank(received + static_cast<int>(cluster.block_rank()) * part + i - owner * part, owner) =
           total;
     } else if (partials) {
-      partials[(static_cast<int64_t>(blockIdx.z) * p.m + row0 + r) * p.n + column0 + c] = total;
+      partial[static_cast<int64_t>(j * kStepOut) * p.n] = total;
     } else {
       Store(s, row0 + r, column0 + c, total, Before(s, row0 + r, column0 + c));
     }
@@ -355,10 +363,12 @@ __global__ void __launch_bounds__(kThreads)
   const int i = static_cast<int>(threadIdx.x), at = static_cast<int>(blockIdx.x) * kWarp * kVector + i;
   const bool finishes = i < kWarp * kVector && at < elements;
   const int n = static_cast<int>(s.n), row = at / n, column = at - row * n;
+  float* place = PlaceOf(s, row, column);
   Hold(at_slice);
+  Hold(place);
   LetNextKernelStart();
   WaitForPreviousKernel();
-  const float before = finishes ? Before(s, row, column) : 0.0f;
+  const float before = finishes && s.add ? *place : 0.0f;
   float sum[kVector] = {};
   if (first < elements) {
 #pragma unroll 8
@@ -382,7 +392,7 @@ __global__ void __launch_bounds__(kThreads)
   float total = sums[0][i];
 #pragma unroll
   for (int w = 1; w < kWarps; ++w) total += sums[w][i];
-  Store(s, row, column, total, before);
+  *place = Finish(s, column, total) + before;
 }
 
 template <int kTileM, int kTileN, bool kAcross>

@@ -26,6 +26,9 @@ constexpr double kTolerance = 2e-5, kWrong = 1e-3, kOfBf16 = 8e-3;
 constexpr int64_t kMostBytes = int64_t{8} << 30;  // of one product's operands and partials
 // Weights of a decode step come from memory: as many are read in turn as the L2 cache does not hold.
 constexpr int64_t kWeightBytes = int64_t{128} << 20;
+// What a product runs by without a plan is kept where nothing is faster than this much of its time: a plan holds for
+// more rows than those that were timed.
+constexpr double kWorthwhile = 0.97;
 constexpr int64_t kMostChecked = 1 << 16;  // elements
 constexpr int64_t kHeadWidth = 64;
 
@@ -61,6 +64,8 @@ class Trial {
     step_ = epilogue_ == PlanEpilogue::kRow ? 1 : elements / kMostChecked | 1;
     checked_ = (elements + step_ - 1) / step_;
     MakeWanted();
+    cuda::DeviceOf(backend_).plans() = PlanTable();
+    if (IsLinear(epilogue_)) own_ = cuda::WayOfLinear(backend_, shape_, epilogue_);
   }
 
   std::vector<DecomposeKPlan> Candidates() const {
@@ -69,6 +74,9 @@ class Trial {
     if (IsLinear(epilogue_) && m_ <= cuda::kSkinnyRows && k_ % 8 == 0) plans.push_back({DecomposeKWay::kSkinny});
     return plans;
   }
+
+  // Linear's, without a plan.
+  bool IsOwn(const DecomposeKPlan& plan) const { return IsLinear(epilogue_) && plan == own_; }
 
   DecomposeKKey key() const {
     DecomposeKKey key = cuda::KeyOf(shape_, epilogue_);
@@ -211,6 +219,7 @@ class Trial {
   ScaledRows scaled_;
   int64_t step_ = 1, checked_ = 0;
   Tensor wanted_;  // fp64: every step-th element
+  DecomposeKPlan own_;
 };
 
 bool Faster(const std::pair<double, DecomposeKPlan>& a, const std::pair<double, DecomposeKPlan>& b) {
@@ -248,11 +257,17 @@ absl::StatusOr<PlanBook> TunePlans(int device, const std::vector<TuneProduct>& p
         if (error <= trial.tolerance()) timed.emplace_back(trial.Time(plan, 10, 3), plan);
       }
       std::sort(timed.begin(), timed.end(), Faster);
-      // The first ones again, longer: what lies within the noise of a short look is told apart.
-      if (timed.size() > 4) timed.resize(4);
+      // The first ones again, and what the product runs by without a plan, longer: what lies within the noise of a
+      // short look is told apart.
+      const auto others =
+          std::stable_partition(timed.begin(), timed.end(), [&](const auto& x) { return trial.IsOwn(x.second); });
+      const size_t most = 4 + static_cast<size_t>(others - timed.begin());
+      if (timed.size() > most) timed.resize(most);
       for (auto& [time, plan] : timed) time = trial.Time(plan, 30, 15);
-      const auto best = std::min_element(timed.begin(), timed.end(), Faster);
+      auto best = std::min_element(timed.begin(), timed.end(), Faster);
       if (best == timed.end()) continue;
+      const auto own = std::find_if(timed.begin(), timed.end(), [&](const auto& x) { return trial.IsOwn(x.second); });
+      if (own != timed.end() && best->first > kWorthwhile * own->first) best = own;
       book.Add(key, {best->second, best->first});
       report(PlanBook::PrintLine(key, {best->second, best->first}));
     }

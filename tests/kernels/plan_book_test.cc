@@ -114,6 +114,17 @@ TEST(PlanBook, ShipsPlansForTheH200) {
   const auto plan = PlanBook::Shipped().Find(kKey);
   ASSERT_TRUE(plan);
   EXPECT_GE(plan->splits, 1);
+  // Also for the products of the models that are served, as many rows as a decode step has.
+  constexpr std::pair<int64_t, int64_t> kProducts[] = {{960, 576},    {576, 576},     {3072, 576},   {576, 1536},
+                                                       {49152, 576},  {6144, 4096},   {4096, 4096},  {28672, 4096},
+                                                       {4096, 14336}, {128256, 4096}, {6144, 2560},  {2560, 4096},
+                                                       {19456, 2560}, {2560, 9728},   {151936, 2560}};
+  for (const auto& [n, k] : kProducts) {
+    for (const RowBucket m : {RowBucket::k1, RowBucket::k2, RowBucket::k9, RowBucket::k33, RowBucket::k129}) {
+      const DecomposeKKey key{"NVIDIA H200", PlanDType::kBf16, m, n, k, PlanLayout::kBColumns, PlanEpilogue::kNone};
+      EXPECT_TRUE(PlanBook::Shipped().Find(key)) << PlanBook::PrintLine(key, {});
+    }
+  }
 }
 
 TEST(PlanBook, BucketsMeetWithoutGaps) {
