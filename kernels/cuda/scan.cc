@@ -7,10 +7,6 @@
 namespace stillhouse::cuda {
 namespace {
 
-// Elements up to which reading twice from the L2 cache beats waiting for neighbours. As measured: the ways cross
-// between 2^20 and 2^21.
-constexpr int64_t kTotalsFirst = int64_t{3} << 19;
-
 ScanShape ShapeOf(const ScanArgs& args) {
   ScanShape shape;
   shape.element = args.in.dtype() == DType::kF32   ? ScanElement::kFloat
@@ -45,6 +41,12 @@ void Pipeline(Backend& backend, const ScanShape& shape) {
   LaunchPipelineScan(shape, scratch.raw(), StreamOf(backend));
 }
 
+void Resident(Backend& backend, const ScanShape& shape) {
+  if (!FitsResident(shape)) return Pipeline(backend, shape);
+  const Tensor scratch = Scratch(backend, ResidentScanScratch(shape));
+  LaunchResidentScan(shape, scratch.raw(), StreamOf(backend));
+}
+
 void Hierarchical(Backend& backend, const ScanShape& shape, BlockNetwork network, bool coarsened) {
   const Tensor scratch = Scratch(backend, HierarchicalScanScratch(shape, coarsened));
   LaunchHierarchicalScan(shape, network, coarsened, scratch.raw(), StreamOf(backend));
@@ -57,8 +59,9 @@ void Scan(Backend& backend, const ScanArgs& args) {
   switch (args.options.algorithm) {
     case ScanAlgorithm::kAuto:
       if (FitsWarpPerRow(shape)) return LaunchWarpPerRowScan(shape, StreamOf(backend));
-      if (shape.rows * shape.n <= kTotalsFirst) return TotalsFirst(backend, shape);
-      return Pipeline(backend, shape);
+      return Resident(backend, shape);
+    case ScanAlgorithm::kResident:
+      return Resident(backend, shape);
     case ScanAlgorithm::kTotalsFirst:
       return TotalsFirst(backend, shape);
     case ScanAlgorithm::kKoggeStone:

@@ -35,6 +35,12 @@ void LaunchTotalsFirstScan(const ScanShape& shape, void* scratch, cudaStream_t s
 // A single pass whose steps overlap (scan_pipeline.cu); floats repeat their bits.
 int64_t PipelineScanScratch(const ScanShape& shape);
 void LaunchPipelineScan(const ScanShape& shape, void* scratch, cudaStream_t stream);
+// A block a tile, where all run at once (FitsResident); floats repeat their bits.
+bool FitsResident(const ScanShape& shape);
+int64_t ResidentScanScratch(const ScanShape& shape);
+void LaunchResidentScan(const ScanShape& shape, void* scratch, cudaStream_t stream);
+// Zeros; `bytes` a multiple of 16. What is launched early after it starts when all before it has ended.
+void LaunchEmptyScanWords(void* words, int64_t bytes, cudaStream_t stream);
 // Short rows, one warp each, and no scratch.
 bool FitsWarpPerRow(const ScanShape& shape);
 void LaunchWarpPerRowScan(const ScanShape& shape, cudaStream_t stream);

@@ -8,6 +8,7 @@
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/device/bulk_copy.cuh"
 #include "kernels/cuda/device/grid.cuh"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/scan_stretch.cuh"
 #include "kernels/cuda/device/scan_word.cuh"
 #include "kernels/cuda/device/wgmma.cuh"
@@ -274,23 +275,13 @@ int64_t ScratchOf(const ScanShape& s, const Cut& cut) {
   return kHead + CeilDiv(s.rows * cut.tiles * 2 * BytesOf(s.element), 16) * 16;
 }
 
-template <typename Kernel, typename... Arguments>
-void LaunchEarly(Kernel* kernel, unsigned blocks, int threads, size_t shared_bytes, cudaStream_t stream,
-                 Arguments... arguments) {
-  cudaLaunchAttribute early = {};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(blocks);
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = 1;
-  STILLHOUSE_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, arguments...));
-}
-
 }  // namespace
+
+void LaunchEmptyScanWords(void* words, int64_t bytes, cudaStream_t stream) {
+  static const int multiprocessors = Multiprocessors();
+  LaunchKernelEarly(ZeroKernel, GridFor(bytes / 16, kZeroThreads, multiprocessors), kZeroThreads, 0, stream,
+                    static_cast<uint4*>(words), bytes / 16);
+}
 
 int64_t PipelineScanScratch(const ScanShape& s) { return ScratchOf(s, CutOf(s)); }
 
@@ -299,9 +290,7 @@ void LaunchPipelineScan(const ScanShape& s, void* scratch, cudaStream_t stream) 
   const Cut cut = CutOf(s);
   const int64_t all = s.rows * cut.tiles;
   STILLHOUSE_CHECK(all < int64_t{1} << 30) << all << " tiles";
-  const int64_t zeros = ScratchOf(s, cut) / 16;
-  LaunchEarly(ZeroKernel, GridFor(zeros, kZeroThreads, multiprocessors), kZeroThreads, 0, stream,
-              static_cast<uint4*>(scratch), zeros);
+  LaunchEmptyScanWords(scratch, ScratchOf(s, cut), stream);
   // What the L2 cache cannot hold goes past it.
   const bool once = s.rows * s.n * BytesOf(s.element) >= int64_t{1} << 25;
   const unsigned blocks = static_cast<unsigned>(all < multiprocessors ? all : multiprocessors);
@@ -312,8 +301,7 @@ void LaunchPipelineScan(const ScanShape& s, void* scratch, cudaStream_t stream) 
     using T = std::remove_pointer_t<decltype(view.out)>;
     constexpr bool kSegmented = decltype(segmented)::value;
     const auto launch = [&](auto kernel) {
-      STILLHOUSE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSlotBytes));
-      LaunchEarly(kernel, blocks, kThreads, kSlotBytes, stream, view, rows, tiles, once, ticket, words);
+      LaunchKernelEarly(kernel, blocks, kThreads, kSlotBytes, stream, view, rows, tiles, once, ticket, words);
     };
     cut.vectors == 4 ? launch(PipelineKernel<T, kSegmented, 4>) : launch(PipelineKernel<T, kSegmented, 8>);
   });

@@ -19,7 +19,9 @@ namespace stillhouse {
 // prefix; look-back (Merrill & Garland 2016) adds up neighbours' totals until it meets a prefix, one at a time or a
 // warp's window at a time; the tree adds totals of tiles, of groups of 32 tiles and of groups of 32 groups, always in
 // the same order. Pipeline has every block add up all totals before its tiles itself, in the same order, while its
-// other warps bring, sum and write neighbouring tiles. Totals first reads twice: sums of tiles, then the scan.
+// other warps bring, sum and write neighbouring tiles. Resident adds up likewise where every tile can have a block of
+// its own at once that holds it in registers (4 Mi floats on 132 multiprocessors; more go through the pipeline). Totals
+// first reads twice: sums of tiles, then the scan.
 enum class ScanAlgorithm : uint8_t {
   kAuto,
   kKoggeStone,
@@ -34,6 +36,7 @@ enum class ScanAlgorithm : uint8_t {
   kLookBackWindow,
   kTree,
   kPipeline,
+  kResident,
   kTotalsFirst,
 };
 

@@ -212,7 +212,8 @@ int Main(int argc, char** argv) {
       "Times the model's forward and backward passes.\n\nExample:\n  model_bench model.gguf --threads 2 --only decode\n"
       "  model_bench --random-weights llama-3.1-8b --device cuda --kv bf16 --steps-of 1x1,64x1,64x64"};
   std::string path, only, isa = "auto", device = "cpu", storage = "bf16", random_shape, kv_name = "f32";
-  int64_t kv_bytes = int64_t{8} << 30, chunk = 512, first_token_context = 0, slots = 2048;
+  int64_t kv_bytes = int64_t{8} << 30, chunk = 512, slots = 2048;
+  std::vector<int64_t> first_tokens;
   std::vector<std::string> steps_of;
   int threads = 0, repeats = 3, steps = 16;
   std::vector<int64_t> contexts = {32, 2048};
@@ -232,8 +233,9 @@ int Main(int argc, char** argv) {
   app.add_option("--steps-of", steps_of, "SEQUENCESxMEMORIES: times decode steps on generated memories, 64x1,64x64 …")
       ->delimiter(',');
   app.add_option("--slots", slots, "of each of these memories")->capture_default_str();
-  app.add_option("--first-token", first_token_context,
-                 "times the first token after a prompt of so many tokens, and after 32 tokens on one memory");
+  app.add_option("--first-token", first_tokens,
+                 "times the first token after prompts of so many tokens, and after 32 tokens on one memory")
+      ->delimiter(',');
   app.add_option("--chunk", chunk, "prompt tokens of a pass")->capture_default_str();
   app.add_flag("--trace", trace, "print where the time goes");
   CLI11_PARSE(app, argc, argv);
@@ -291,7 +293,7 @@ int Main(int argc, char** argv) {
     out[group][key] = rate;
     if (trace) PrintTrace((std::string(group) + " " + key).c_str(), rate);
   };
-  const bool chosen = !steps_of.empty() || first_token_context > 0;
+  const bool chosen = !steps_of.empty() || !first_tokens.empty();
   auto wanted = [&](const char* name) { return only == name || (only.empty() && !chosen); };
   for (const std::string& pair : steps_of) {
     int64_t sequences = 0, memories = 0;
@@ -304,14 +306,15 @@ int Main(int argc, char** argv) {
     EnableTrace(trace);
     std::cerr << out["steps"].back().dump() << std::endl;
   }
-  if (first_token_context > 0) {
+  if (!first_tokens.empty()) {
     bench.FirstTokenTime(slots, 32, chunk, 2);
     out["first_token_ms"]["32 tokens on a memory"] = bench.FirstTokenTime(slots, 32, chunk, 9);
-    bench.FirstTokenTime(0, std::min<int64_t>(first_token_context, 2 * chunk), chunk, 1);
-    out["first_token_ms"]["whole prompt"] = bench.FirstTokenTime(0, first_token_context, chunk, 1);
-    out["first_token_context"] = first_token_context;
+    for (int64_t prompt : first_tokens) {
+      bench.FirstTokenTime(0, std::min<int64_t>(prompt, 2 * chunk), chunk, 1);
+      out["first_token_ms"][std::to_string(prompt)] = bench.FirstTokenTime(0, prompt, chunk, prompt > 8192 ? 1 : 5);
+      std::cerr << out["first_token_ms"].dump() << std::endl;
+    }
     out["kv_bytes_per_slot"] = bench.weights->config.kv_bytes_per_slot(BlockBytes(kv));
-    std::cerr << out["first_token_ms"].dump() << std::endl;
   }
   if (wanted("prefill")) {
     // The first run of each size asks the system for its memory.

@@ -41,6 +41,7 @@ const Way kWays[] = {{"pipeline", cuda::LaunchPipelineScan, true, INT64_MAX},
                         cuda::LaunchSinglePassScan(s, TilePrefix::kTree, scratch, stream);
                       },
                       true, INT64_MAX},
+                     {"resident", cuda::LaunchResidentScan, true, 1 << 22},
                      {"totals first", cuda::LaunchTotalsFirstScan, true, 1 << 22},
                      {"look-back window",
                       [](const ScanShape& s, void* scratch, cudaStream_t stream) {
@@ -96,8 +97,9 @@ void Bench(const char* name, ScanElement element, int64_t rows, int64_t n, cudaS
   shape.out = out;
   shape.rows = rows;
   shape.n = n;
-  void* scratch =
-      DeviceArray<char>(std::max(cuda::SinglePassScanScratch(shape), cuda::PipelineScanScratch(shape)) + 16);
+  void* scratch = DeviceArray<char>(std::max({cuda::SinglePassScanScratch(shape), cuda::PipelineScanScratch(shape),
+                                              cuda::ResidentScanScratch(shape)}) +
+                                    16);
   const int each = count <= (1 << 22) ? 50 : 4, replays = count <= (1 << 25) ? 40 : 15;
 
   size_t cub_bytes = 0;
@@ -120,7 +122,7 @@ void Bench(const char* name, ScanElement element, int64_t rows, int64_t n, cudaS
     });
   }
   for (const Way& way : kWays) {
-    if (count > way.most) continue;
+    if (count > way.most || (way.launch == cuda::LaunchResidentScan && !cuda::FitsResident(shape))) continue;
     STILLHOUSE_CUDA_CHECK(cudaMemset(out, 0xff, static_cast<size_t>(count) * sizeof(T)));
     STILLHOUSE_CUDA_CHECK(cudaDeviceSynchronize());
     way.launch(shape, scratch, stream);
@@ -146,6 +148,8 @@ void Main(const char* path, const char* commit, bool quick) {
   cudaStream_t stream;
   STILLHOUSE_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   std::vector<ResultRow> results;
+  Bench<float>("inclusive fp32, 2^16", ScanElement::kFloat, 1, int64_t{1} << 16, stream, results);
+  Bench<float>("inclusive fp32, 2^18", ScanElement::kFloat, 1, int64_t{1} << 18, stream, results);
   Bench<float>("inclusive fp32, 2^20", ScanElement::kFloat, 1, int64_t{1} << 20, stream, results);
   if (quick) {
     Bench<float>("inclusive fp32, 2^24", ScanElement::kFloat, 1, int64_t{1} << 24, stream, results);

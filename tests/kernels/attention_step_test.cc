@@ -104,23 +104,32 @@ void ExpectStep(std::mt19937& rng, const StepShape& shape, bool bf16) {
   }
 }
 
-TEST(AttentionStep, MatchesReference) {
+const StepShape kSteps[] = {
+    Served(9, 3, 64, 700, 1, 0),      Served(9, 3, 64, 300, 5, 20),  Served(9, 3, 64, 130, 30, 3),
+    Served(8, 2, 128, 900, 1, 5),     Served(8, 2, 128, 300, 40, 0), Served(8, 2, 128, 520, 40, 10),
+    Served(8, 2, 128, 2500, 33, 0),    // shared among the blocks of a cluster
+    Served(32, 2, 128, 1300, 2, 70),   // more heads than a narrow tile has queries
+    Served(4, 1, 128, 20000, 1, 100),  // split into items that leave partial rows
+    Served(6, 2, 80, 1000, 12, 5),    Served(6, 2, 192, 600, 3, 5),
+};
+
+class AttentionStep : public ::testing::TestWithParam<std::tuple<size_t, bool>> {};
+
+TEST_P(AttentionStep, MatchesReference) {
   if (!TestContext().backend->fused().AttentionOfStep) GTEST_SKIP() << "composed on this backend";
-  std::mt19937 rng = TestRng(41);
-  for (bool bf16 : {false, true}) {
-    ExpectStep(rng, Served(9, 3, 64, 700, 1, 0), bf16);
-    ExpectStep(rng, Served(9, 3, 64, 300, 5, 20), bf16);
-    ExpectStep(rng, Served(9, 3, 64, 130, 30, 3), bf16);
-    ExpectStep(rng, Served(8, 2, 128, 900, 1, 5), bf16);
-    ExpectStep(rng, Served(8, 2, 128, 300, 40, 0), bf16);
-    ExpectStep(rng, Served(8, 2, 128, 520, 40, 10), bf16);
-    ExpectStep(rng, Served(8, 2, 128, 2500, 33, 0), bf16);    // shared among the blocks of a cluster
-    ExpectStep(rng, Served(32, 2, 128, 1300, 2, 70), bf16);   // more heads than a narrow tile has queries
-    ExpectStep(rng, Served(4, 1, 128, 20000, 1, 100), bf16);  // split into items that leave partial rows
-    ExpectStep(rng, Served(6, 2, 80, 1000, 12, 5), bf16);
-    ExpectStep(rng, Served(6, 2, 192, 600, 3, 5), bf16);
-  }
+  const auto [step, bf16] = GetParam();
+  const StepShape& shape = kSteps[step];
+  const int64_t products = shape.heads * shape.width * shape.segments[0].slots * std::ssize(shape.sequences);
+  if (SmallTests() && products > 20'000'000) GTEST_SKIP() << "for minutes under a sanitizer";
+  std::mt19937 rng = TestRng(41 + static_cast<uint32_t>(step));
+  ExpectStep(rng, shape, bf16);
 }
+INSTANTIATE_TEST_SUITE_P(Steps, AttentionStep,
+                         ::testing::Combine(::testing::Range(size_t{0}, std::size(kSteps)), ::testing::Bool()),
+                         [](const auto& info) {
+                           return std::string(std::get<1>(info.param) ? "bf16" : "f32") + "_" +
+                                  std::to_string(std::get<0>(info.param));
+                         });
 
 }  // namespace
 }  // namespace stillhouse::testing

@@ -95,34 +95,44 @@ struct Size {
 const Size kSizes[] = {{1, 1, 1},     {1, 16, 8},     {16, 16, 2048}, {3, 5, 31},     {17, 24, 1000}, {16, 64, 4101},
                        {33, 40, 520}, {64, 64, 1024}, {70, 31, 777},  {1, 256, 1792}, {65, 136, 264}, {2, 3, 0}};
 
-TEST(DecomposeK, MatchesReferenceHoweverOperandsLie) {
+class DecomposeKSizes : public ::testing::TestWithParam<std::tuple<size_t, DType>> {};
+
+TEST_P(DecomposeKSizes, MatchesReferenceHoweverOperandsLie) {
+  const auto [m, n, k] = kSizes[std::get<0>(GetParam())];
+  const DType dtype = std::get<1>(GetParam());
   std::mt19937 rng = TestRng(1);
   const Context ctx = TestContext();
-  for (const auto& [m, n, k] : kSizes) {
-    for (DType dtype : {DType::kBF16, DType::kF32}) {
-      const Problem p = MakeProblem(rng, m, n, k, dtype, dtype);
-      for (Lie a : {Lie::kRows, Lie::kColumns, Lie::kEverySecond}) {
-        for (Lie b : {Lie::kRows, Lie::kColumns, Lie::kEverySecond}) {
-          const Tensor ta = Lay(ctx, p.a, m, k, dtype, a), tb = Lay(ctx, p.b, k, n, dtype, b);
-          for (DecomposeKDesign design : kDesigns) {
-            for (int32_t splits : {0, 1, 3, 16}) {
-              // The CPU has one way.
-              const bool again = design != DecomposeKDesign::kTwoLaunches || splits != 0;
-              if (again && ctx.backend->device() == DeviceType::kCpu) continue;
-              DecomposeKOptions options;
-              options.design = design;
-              options.splits = splits;
-              PoisonNext(ctx, {m, n});
-              EXPECT_LE(RelativeError(DecomposeK(ctx, ta, tb, options), p.c), kForwardTolerance)
-                  << m << "x" << n << "x" << k << " " << DTypeName(dtype) << " lie " << int(a) << int(b) << " design "
-                  << int(design) << " splits " << splits;
-            }
-          }
+  const Problem p = MakeProblem(rng, m, n, k, dtype, dtype);
+  // A sanitizer needs no count of parts beside one of each kind.
+  const std::vector<int32_t> all_splits = SmallTests() ? std::vector<int32_t>{0, 3} : std::vector<int32_t>{0, 1, 3, 16};
+  for (Lie a : {Lie::kRows, Lie::kColumns, Lie::kEverySecond}) {
+    for (Lie b : {Lie::kRows, Lie::kColumns, Lie::kEverySecond}) {
+      const Tensor ta = Lay(ctx, p.a, m, k, dtype, a), tb = Lay(ctx, p.b, k, n, dtype, b);
+      for (DecomposeKDesign design : kDesigns) {
+        for (int32_t splits : all_splits) {
+          // The CPU has one way.
+          const bool again = design != DecomposeKDesign::kTwoLaunches || splits != 0;
+          if (again && ctx.backend->device() == DeviceType::kCpu) continue;
+          DecomposeKOptions options;
+          options.design = design;
+          options.splits = splits;
+          PoisonNext(ctx, {m, n});
+          EXPECT_LE(RelativeError(DecomposeK(ctx, ta, tb, options), p.c), kForwardTolerance)
+              << m << "x" << n << "x" << k << " " << DTypeName(dtype) << " lie " << int(a) << int(b) << " design "
+              << int(design) << " splits " << splits;
         }
       }
     }
   }
 }
+INSTANTIATE_TEST_SUITE_P(Sizes, DecomposeKSizes,
+                         ::testing::Combine(::testing::Range(size_t{0}, std::size(kSizes)),
+                                            ::testing::Values(DType::kBF16, DType::kF32)),
+                         [](const auto& info) {
+                           const Size& size = kSizes[std::get<0>(info.param)];
+                           return std::to_string(size.m) + "x" + std::to_string(size.n) + "x" + std::to_string(size.k) +
+                                  "_" + DTypeName(std::get<1>(info.param));
+                         });
 
 TEST(DecomposeK, TakesOperandsOfTwoTypes) {
   std::mt19937 rng = TestRng(2);

@@ -44,6 +44,12 @@ inline std::mt19937 TestRng(uint32_t stream) {
   return std::mt19937(seed);
 }
 
+// STILLHOUSE_TEST_SMALL=1: fewer cases that still reach every kernel, for compute-sanitizer.
+inline bool SmallTests() {
+  const char* small = std::getenv("STILLHOUSE_TEST_SMALL");
+  return small && std::string(small) == "1";
+}
+
 // STILLHOUSE_TEST_DEVICE=cuda runs the tests on the first GPU (fp32 storage) instead of the CPU.
 inline bool CudaForTests() {
   const char* device = std::getenv("STILLHOUSE_TEST_DEVICE");

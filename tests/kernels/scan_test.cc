@@ -22,6 +22,7 @@ constexpr ScanAlgorithm kAlgorithms[] = {ScanAlgorithm::kAuto,
                                          ScanAlgorithm::kLookBackWindow,
                                          ScanAlgorithm::kTree,
                                          ScanAlgorithm::kPipeline,
+                                         ScanAlgorithm::kResident,
                                          ScanAlgorithm::kTotalsFirst};
 
 struct Case {
@@ -77,7 +78,7 @@ void CheckIntegers(DType dtype) {
   for (ScanAlgorithm algorithm : kAlgorithms) {
     for (const auto& [rows, n] : kCases) {
       if (algorithm != ScanAlgorithm::kAuto && algorithm != ScanAlgorithm::kTree &&
-          algorithm != ScanAlgorithm::kPipeline && n > 300007)
+          algorithm != ScanAlgorithm::kPipeline && algorithm != ScanAlgorithm::kResident && n > 300007)
         continue;
       for (bool exclusive : {false, true}) {
         for (int64_t every : {0, 3, 5000}) {
@@ -148,7 +149,7 @@ TEST(Scan, FloatsRepeatTheirBits) {
   const int64_t n = 3000017;
   const Tensor in = ToTensor(ctx, RandomValues(rng, n), {n});
   for (ScanAlgorithm algorithm : {ScanAlgorithm::kAuto, ScanAlgorithm::kTree, ScanAlgorithm::kPipeline,
-                                  ScanAlgorithm::kDomino, ScanAlgorithm::kTotalsFirst}) {
+                                  ScanAlgorithm::kDomino, ScanAlgorithm::kResident, ScanAlgorithm::kTotalsFirst}) {
     ScanOptions options;
     options.algorithm = algorithm;
     const std::vector<float> first = ctx.ToFloats(Scan(ctx, in, options));
