@@ -497,13 +497,7 @@ DecomposeKPlan ChooseDecomposeKPlan(const DecomposeKShape& s, int multiprocessor
   if (cut == DecomposeKCut::kAny && splits == 0 && CanUseLibrary(s) && s.m * s.n * s.k > kLibrary) {
     return {DecomposeKWay::kLibrary, 16, 16, 1};
   }
-  if (CanSlice(s)) {
-    const DecomposeKPlan plan = ChooseSlices(s, multiprocessors, splits, cut);
-    // Several tiles are finished as fast by their own blocks as by a second launch, or faster.
-    const DecomposeKPlan once{DecomposeKWay::kExchange, plan.tile_m, plan.tile_n, plan.splits};
-    const bool several = s.m > plan.tile_m || s.n > plan.tile_n;
-    return cut == DecomposeKCut::kAny && !rows && several && CanExchange(s, once, multiprocessors) ? once : plan;
-  }
+  if (CanSlice(s)) return ChooseSlices(s, multiprocessors, splits, cut);
   DecomposeKPlan plan;
   plan.way = cluster ? DecomposeKWay::kCluster : DecomposeKWay::kFragments;
   if (tensor && s.m > 16) plan.tile_m = plan.tile_n = 32;

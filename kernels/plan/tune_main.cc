@@ -55,6 +55,7 @@ std::vector<TuneProduct> ModelProducts(const std::vector<RowBucket>& rows) {
       add(n, k, PlanEpilogue::kNone);
     }
     add(model.qkv, model.width, PlanEpilogue::kNormed);  // heads that are normalised, then turned
+    add(model.vocabulary, model.width, PlanEpilogue::kNormed);
     add(model.vocabulary, model.width, PlanEpilogue::kNone);
   }
   return products;
