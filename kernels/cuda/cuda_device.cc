@@ -2,7 +2,9 @@
 
 #include "kernels/cuda/attention_state.h"
 #include "kernels/cuda/cuda_check.h"
+#include "kernels/cuda/decompose_k_launch.h"
 #include "kernels/cuda/skinny_launch.h"
+#include "kernels/plan/plans_in_use.h"
 
 namespace stillhouse::cuda {
 namespace {
@@ -33,13 +35,15 @@ Device::Device(int ordinal, cudaStream_t stream, CudaStorage storage, const cuda
       storage_(storage),
       multiprocessors_(properties.multiProcessorCount),
       shared_bytes_per_block_(static_cast<int>(properties.sharedMemPerBlockOptin)),
+      name_(properties.name),
+      plans_(PlansInUse().TableFor(name_)),
       staging_(stream, kStagingBytes),
       attention_(std::make_unique<AttentionState>()),
       pool_(pool) {
   Use();
-  const size_t bytes = static_cast<size_t>(multiprocessors_ * kSkinnyPartials);
-  skinny_partials_ = pool_->Allocate(bytes);
-  STILLHOUSE_CUDA_CHECK(cudaMemsetAsync(skinny_partials_->data(), 0xff, bytes, stream_));
+  STILLHOUSE_CHECK(multiprocessors_ * kSkinnyPartials <= kExchangeBytes) << multiprocessors_;
+  exchange_ = pool_->Allocate(kExchangeBytes);
+  STILLHOUSE_CUDA_CHECK(cudaMemsetAsync(exchange_->data(), 0xff, kExchangeBytes, stream_));
 }
 
 Device::~Device() {

@@ -7,12 +7,14 @@
 
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "absl/types/span.h"
 #include "kernels/cuda/cuda_backend.h"
 #include "kernels/cuda/staging.h"
 #include "kernels/ops/context.h"
+#include "kernels/plan/plan_book.h"
 
 #define STILLHOUSE_CUBLAS_CHECK(call)                                       \
   do {                                                                      \
@@ -67,10 +69,14 @@ class Device {
   int multiprocessors() const { return multiprocessors_; }
   // Shared memory that one block may ask for (cudaFuncAttributeMaxDynamicSharedMemorySize).
   int shared_bytes_per_block() const { return shared_bytes_per_block_; }
+  // As the driver names it.
+  const std::string& name() const { return name_; }
+  // The plans for this GPU that were in use when the backend was made.
+  PlanTable& plans() { return plans_; }
   PinnedRing& staging() { return staging_; }
   AttentionState& attention() { return *attention_; }
-  // What blocks of one product at a time leave for each other (skinny_launch.h).
-  void* skinny_partials() const { return skinny_partials_->data(); }
+  // What blocks of one launch at a time leave for each other (device/exchange.cuh): kExchangeBytes.
+  void* exchange() const { return exchange_->data(); }
 
   // Runs body(handle) with the cuBLAS handle on the stream; a handle serves one thread at a time. Recordings have a
   // handle of their own, whose workspace stays where it is.
@@ -95,10 +101,12 @@ class Device {
   CudaStorage storage_;
   int multiprocessors_;
   int shared_bytes_per_block_;
+  std::string name_;
+  PlanTable plans_;
   PinnedRing staging_;
   std::unique_ptr<AttentionState> attention_;
   BufferPool* pool_;
-  std::shared_ptr<Buffer> skinny_partials_;
+  std::shared_ptr<Buffer> exchange_;
   std::mutex cublas_mutex_;
   CublasState cublas_, recording_cublas_;
 };

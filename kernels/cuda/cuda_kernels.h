@@ -5,8 +5,10 @@
 #ifndef STILLHOUSE_KERNELS_CUDA_CUDA_KERNELS_H_
 #define STILLHOUSE_KERNELS_CUDA_CUDA_KERNELS_H_
 
+#include "kernels/cuda/decompose_k_launch.h"
 #include "kernels/ops/fused.h"
 #include "kernels/ops/kernel_table.h"
+#include "kernels/plan/plan_book.h"
 
 namespace stillhouse::cuda {
 
@@ -35,9 +37,12 @@ void Draw(Backend& backend, const DrawArgs& args);
 void UnpackDraws(const UnpackDrawsArgs& args);
 
 // The body of Linear, for kernels that work on chunks of an output projection (fused losses): out = x · weightᵀ + bias;
-// with `add` (and no bias) out += …. x is f32, or bf16 where IsBf16Product.
+// with `add` (and no bias) out += …. x is f32, or bf16 where IsBf16Product. `ending`: what follows, by launches of its
+// own.
 void LinearInto(Backend& backend, const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out,
-                bool add = false);
+                bool add = false, PlanEpilogue ending = PlanEpilogue::kNone);
+// The product of rows (bf16) with such a weight, as WayOfLinear takes it; where it goes is left to be said.
+DecomposeKShape LinearShape(const Tensor& x, const Tensor& weight);
 // Whether products with this weight take bf16 operands: weights stored so, where the backend stores weights so.
 bool IsBf16Product(Backend& backend, const Tensor& weight);
 // dx += dout · weight, likewise.

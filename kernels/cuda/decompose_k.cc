@@ -1,14 +1,9 @@
 #include "kernels/ops/decompose_k.h"
 
-#include <map>
-#include <mutex>
-#include <string>
-
-#include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_kernels.h"
 #include "kernels/cuda/decompose_k_host.h"
-#include "kernels/plan/plans_in_use.h"
+#include "kernels/cuda/skinny_launch.h"
 
 namespace stillhouse::cuda {
 namespace {
@@ -37,21 +32,19 @@ ElementOp ElementOpOf(Epilogue epilogue) {
   }
 }
 
-// As the driver names it. Asked for once: the answer takes longer than a small product.
-const std::string& GpuName(int ordinal) {
-  static std::mutex mutex;
-  static auto* const names = new std::map<int, std::string>;
-  std::lock_guard<std::mutex> lock(mutex);
-  auto [it, fresh] = names->try_emplace(ordinal);
-  if (fresh) {
-    cudaDeviceProp properties;
-    STILLHOUSE_CUDA_CHECK(cudaGetDeviceProperties(&properties, ordinal));
-    it->second = properties.name;
+DecomposeKCut CutOf(DecomposeKDesign design) {
+  switch (design) {
+    case DecomposeKDesign::kAuto:
+      return DecomposeKCut::kAny;
+    case DecomposeKDesign::kTwoLaunches:
+      return DecomposeKCut::kTwoLaunches;
+    case DecomposeKDesign::kCluster:
+      return DecomposeKCut::kCluster;
+    case DecomposeKDesign::kExchange:
+      return DecomposeKCut::kOneLaunch;
   }
-  return it->second;
+  return DecomposeKCut::kAny;
 }
-
-}  // namespace
 
 // cuBLAS sees row-major matrices as transposed ones.
 void ProductByLibrary(Backend& backend, const DecomposeKShape& s, float* to) {
@@ -65,9 +58,10 @@ void ProductByLibrary(Backend& backend, const DecomposeKShape& s, float* to) {
   });
 }
 
-DecomposeKKey KeyOf(Backend& backend, const DecomposeKShape& s, bool rows) {
+}  // namespace
+
+DecomposeKKey KeyOf(const DecomposeKShape& s, PlanEpilogue epilogue) {
   DecomposeKKey key;
-  key.gpu = GpuName(DeviceOf(backend).ordinal());
   key.dtype = s.a.bf16 != s.b.bf16 ? PlanDType::kMixed : s.a.bf16 ? PlanDType::kBf16 : PlanDType::kF32;
   key.m = BucketOf(s.m);
   key.n = s.n;
@@ -76,14 +70,45 @@ DecomposeKKey KeyOf(Backend& backend, const DecomposeKShape& s, bool rows) {
                : s.b.stride_outer == 1 ? PlanLayout::kBRows
                : s.b.stride_k == 1     ? PlanLayout::kBColumns
                                        : PlanLayout::kOther;
-  key.epilogue = rows ? PlanEpilogue::kRow : PlanEpilogue::kElement;
+  key.epilogue = epilogue;
   return key;
 }
 
+namespace {
+
+// The kept plan where there is one that can run it, else the one that its shape suggests.
 DecomposeKPlan PlanFor(Backend& backend, const DecomposeKShape& s, bool rows) {
-  const auto kept = PlansInUse().Find(KeyOf(backend, s, rows));
-  if (kept && CanRun(s, *kept, rows)) return *kept;
-  return ChooseDecomposeKPlan(s, DeviceOf(backend).multiprocessors(), rows, 0, 0);
+  Device& device = DeviceOf(backend);
+  const DecomposeKPlan* const kept = device.plans().Find(KeyOf(s, rows ? PlanEpilogue::kRow : PlanEpilogue::kElement));
+  if (kept && CanRun(s, *kept, rows, device.multiprocessors())) return *kept;
+  return ChooseDecomposeKPlan(s, device.multiprocessors(), rows, 0, DecomposeKCut::kAny);
+}
+
+}  // namespace
+
+DecomposeKPlan WayOfLinear(Backend& backend, const DecomposeKShape& s, PlanEpilogue ending) {
+  Device& device = DeviceOf(backend);
+  const bool few = s.m <= kSkinnyRows;
+  if (!few) ending = PlanEpilogue::kNone;
+  DecomposeKKey key = KeyOf(s, ending);
+  const DecomposeKPlan* kept = device.plans().Find(key);
+  if (kept && kept->way == DecomposeKWay::kSkinny && !few) {
+    // The upper part of a bucket that begins with few rows goes as the next one.
+    key.m = RowBucket::k33;
+    kept = device.plans().Find(key);
+  }
+  if (kept && (kept->way == DecomposeKWay::kSkinny ? few : CanRun(s, *kept, false, device.multiprocessors()))) {
+    return *kept;
+  }
+  return {few ? DecomposeKWay::kSkinny : DecomposeKWay::kLibrary};
+}
+
+void RunDecomposeK(Backend& backend, const DecomposeKShape& s, const DecomposeKPlan& plan, const DecomposeKRows* rows) {
+  const Tensor partials = Tensor::Empty(backend.pool(), DType::kF32, {DecomposeKScratch(s, plan)});
+  const bool exchange = plan.way == DecomposeKWay::kExchange;
+  if (plan.way == DecomposeKWay::kLibrary) ProductByLibrary(backend, s, partials.f32());
+  LaunchDecomposeK(s, plan, rows, exchange ? static_cast<float*>(DeviceOf(backend).exchange()) : partials.f32(),
+                   StreamOf(backend));
 }
 
 void DecomposeK(Backend& backend, const DecomposeKArgs& args) {
@@ -98,6 +123,8 @@ void DecomposeK(Backend& backend, const DecomposeKArgs& args) {
   shape.scale = options.scale;
   if (args.bias) shape.bias = args.bias.f32();
   if (args.out) shape.out = args.out.f32();
+  shape.out_stride = shape.n;
+  shape.constant_b = options.constant_b;
   DecomposeKRows rows;
   if (OverRows(options.epilogue)) {
     rows.op = options.epilogue == Epilogue::kSoftmax ? RowOp::kSoftmax
@@ -113,16 +140,11 @@ void DecomposeK(Backend& backend, const DecomposeKArgs& args) {
     }
   }
   const bool over_rows = OverRows(options.epilogue);
-  const int design = options.design == DecomposeKDesign::kAuto          ? 0
-                     : options.design == DecomposeKDesign::kTwoLaunches ? 1
-                                                                        : 2;
-  const DecomposeKPlan plan =
-      design == 0 && options.splits == 0
-          ? PlanFor(backend, shape, over_rows)
-          : ChooseDecomposeKPlan(shape, DeviceOf(backend).multiprocessors(), over_rows, options.splits, design);
-  const Tensor partials = Tensor::Empty(backend.pool(), DType::kF32, {DecomposeKScratch(shape, plan)});
-  if (plan.way == DecomposeKWay::kLibrary) ProductByLibrary(backend, shape, partials.f32());
-  LaunchDecomposeK(shape, plan, over_rows ? &rows : nullptr, partials.f32(), StreamOf(backend));
+  const DecomposeKPlan plan = options.design == DecomposeKDesign::kAuto && options.splits == 0
+                                  ? PlanFor(backend, shape, over_rows)
+                                  : ChooseDecomposeKPlan(shape, DeviceOf(backend).multiprocessors(), over_rows,
+                                                         options.splits, CutOf(options.design));
+  RunDecomposeK(backend, shape, plan, over_rows ? &rows : nullptr);
 }
 
 }  // namespace stillhouse::cuda

@@ -11,6 +11,7 @@
 #include "kernels/cuda/device/decompose_k_finish.cuh"
 #include "kernels/cuda/device/dtype.cuh"
 #include "kernels/cuda/device/grid.cuh"
+#include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/mma.cuh"
 #include "kernels/cuda/device/reduce.cuh"
 #include "kernels/cuda/device/select.cuh"
@@ -27,7 +28,8 @@ constexpr int64_t kLibrary = int64_t{1} << 27;  // products (m·n·k) from which
 constexpr int kMaxRow = 1024;                   // columns under an epilogue over rows
 
 // A kernel may start while the one before it in the stream ends (programmatic dependent launch): it waits here before
-// it touches memory, and lets the next one come.
+// it touches memory, and lets the next one come (earlier, blocks of three kernels would crowd multiprocessors; a
+// reducer, which is small, may).
 __device__ __forceinline__ void WaitForEarlierKernels() {
   WaitForPreviousKernel();
   LetNextKernelStart();
@@ -39,21 +41,32 @@ __device__ __forceinline__ void WaitForEarlierKernels() {
 // How operands lie: K contiguous in both, in 16-byte steps; K contiguous in A and N in B; anything.
 enum class Layout : uint8_t { kAlongK, kAcrossN, kAny };
 
-// Chunk c of K for `kGroups` groups of 8 rows (of A) or columns (of B) from `begin`: lane (g, t) gets elements 8t … 8t
-// + 7 of the chunk for row 8·i + g, as four pairs. Past `limit` or K: zeros.
-template <int kGroups, bool kVector>
-__device__ __forceinline__ void LoadAlongK(const Operand& x, int64_t begin, int64_t limit, int64_t k, int64_t width,
-                                           uint4 (&to)[kGroups]) {
+// Where a lane begins to read: its element 0 of chunk 0, and how many rows (or columns) there are from there.
+struct From {
+  const __nv_bfloat16* at;
+  int64_t left;
+};
+__device__ __forceinline__ void Hold(From& from) { asm volatile("" : "+l"(from.at), "+l"(from.left)); }
+
+// The chunk from k for `kGroups` groups of 8 rows (of A) or columns (of B): lane (g, t) gets elements 8t … 8t + 7 of
+// the chunk for row 8·i + g, as four pairs. Past the last row or K: zeros.
+__device__ __forceinline__ From AlongK(const Operand& x, int64_t begin, int64_t limit) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const auto* data = static_cast<const __nv_bfloat16*>(x.data);
-  k += lane % 4 * 8;
+  const int64_t row = begin + lane / 4;
+  return {static_cast<const __nv_bfloat16*>(x.data) + row * x.stride_outer + lane % 4 * 8 * x.stride_k, limit - row};
+}
+
+template <int kGroups, bool kVector>
+__device__ __forceinline__ void LoadAlongK(const Operand& x, const From& from, int64_t k, int64_t width,
+                                           uint4 (&to)[kGroups]) {
+  const int64_t left = width - k - static_cast<int>(threadIdx.x) % 4 * 8;  // of K
 #pragma unroll
   for (int i = 0; i < kGroups; ++i) {
-    const int64_t row = begin + 8 * i + lane / 4;
+    const __nv_bfloat16* const at = from.at + 8 * i * x.stride_outer + k * x.stride_k;
     to[i] = make_uint4(0, 0, 0, 0);
-    if (row >= limit) continue;
+    if (8 * i >= from.left) continue;
     if constexpr (kVector) {
-      if (k < width) to[i] = *reinterpret_cast<const uint4*>(data + row * x.stride_outer + k);
+      if (left > 0) to[i] = *reinterpret_cast<const uint4*>(at);
     } else {
       uint32_t words[4];
 #pragma unroll
@@ -61,10 +74,8 @@ __device__ __forceinline__ void LoadAlongK(const Operand& x, int64_t begin, int6
         uint32_t pair = 0;
 #pragma unroll
         for (int e = 0; e < 2; ++e) {
-          const int64_t at = k + 2 * w + e;
-          if (at < width) {
-            const __nv_bfloat16 v = data[row * x.stride_outer + at * x.stride_k];
-            pair |= static_cast<uint32_t>(__bfloat16_as_ushort(v)) << (16 * e);
+          if (2 * w + e < left) {
+            pair |= static_cast<uint32_t>(__bfloat16_as_ushort(at[(2 * w + e) * x.stride_k])) << (16 * e);
           }
         }
         words[w] = pair;
@@ -74,58 +85,69 @@ __device__ __forceinline__ void LoadAlongK(const Operand& x, int64_t begin, int6
   }
 }
 
-// The same of B where N is contiguous: lane (g, t) reads columns g·kGroups … of 8 rows of K; group i's column g is
-// g·kGroups + i.
+// The same of B where N is contiguous. Rows of 8×8 matrices are read as they lie, to be turned between lanes: matrix w
+// of a group has rows 8·(g / 2) + 2·w + g % 2 of the chunk, so that the pairs come out as above.
 template <int kGroups>
-__device__ __forceinline__ void LoadAcrossN(const Operand& b, int64_t begin, int64_t limit, int64_t k, int64_t width,
-                                            uint4 (&to)[kGroups]) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const auto* data = static_cast<const __nv_bfloat16*>(b.data);
-  k += lane % 4 * 8;
-  const int64_t column = begin + lane / 4 * kGroups;
-  constexpr int kWords = kGroups / 2;  // pairs of neighbouring columns
-  uint32_t rows[8][kWords];
+struct AcrossN {
+  static constexpr int kColumns = kGroups < 4 ? 2 * kGroups : 8;  // a lane reads at once: a pair of as many groups
+  static constexpr int kPairs = kColumns / 2, kReads = kGroups / kPairs;
+  // Which column of the tile group i's column c is.
+  static __device__ __forceinline__ int Column(int i, int c) {
+    return i / kPairs * 4 * kColumns + c / 2 * kColumns + i % kPairs * 2 + c % 2;
+  }
+  static __device__ __forceinline__ int Row() {
+    const int g = static_cast<int>(threadIdx.x) % kWarp / 4;
+    return g / 2 * 8 + g % 2;
+  }
+  static __device__ __forceinline__ From Begin(const Operand& b, int64_t begin, int64_t limit) {
+    const int64_t column = begin + static_cast<int>(threadIdx.x) % 4 * kColumns;
+    return {static_cast<const __nv_bfloat16*>(b.data) + Row() * b.stride_k + column, limit - column};
+  }
+  static __device__ __forceinline__ void Load(const Operand& b, const From& from, int64_t k, int64_t width,
+                                              uint4 (&to)[kGroups]) {
+    const int64_t left = width - k - Row();
+    uint32_t words[4][kGroups];
 #pragma unroll
-  for (int r = 0; r < 8; ++r) {
+    for (int w = 0; w < 4; ++w) {
 #pragma unroll
-    for (int w = 0; w < kWords; ++w) rows[r][w] = 0;
-    // Both limits are multiples of what is read at once.
-    if (k + r < width && column < limit) {
-      const __nv_bfloat16* from = data + (k + r) * b.stride_k + column;
-      if constexpr (kWords == 1) {
-        rows[r][0] = *reinterpret_cast<const uint32_t*>(from);
-      } else if constexpr (kWords == 2) {
-        const uint2 v = *reinterpret_cast<const uint2*>(from);
-        rows[r][0] = v.x;
-        rows[r][1] = v.y;
-      } else {
-        const uint4 v = *reinterpret_cast<const uint4*>(from);
-        rows[r][0] = v.x;
-        rows[r][1] = v.y;
-        rows[r][2] = v.z;
-        rows[r][3] = v.w;
+      for (int h = 0; h < kReads; ++h) {
+        // The limit of columns is a multiple of what is read at once.
+        const bool valid = 2 * w < left && h * 4 * kColumns < from.left;
+        const __nv_bfloat16* const at = from.at + (k + 2 * w) * b.stride_k + h * 4 * kColumns;
+        if constexpr (kPairs == 2) {
+          const uint2 v = valid ? *reinterpret_cast<const uint2*>(at) : make_uint2(0, 0);
+          words[w][2 * h] = v.x;
+          words[w][2 * h + 1] = v.y;
+        } else {
+          const uint4 v = valid ? *reinterpret_cast<const uint4*>(at) : make_uint4(0, 0, 0, 0);
+          words[w][4 * h] = v.x;
+          words[w][4 * h + 1] = v.y;
+          words[w][4 * h + 2] = v.z;
+          words[w][4 * h + 3] = v.w;
+        }
       }
     }
-  }
 #pragma unroll
-  for (int i = 0; i < kGroups; ++i) {
-    const unsigned pick = i % 2 == 0 ? 0x5410 : 0x7632;
-    const int w = i / 2;
-    to[i] = make_uint4(__byte_perm(rows[0][w], rows[1][w], pick), __byte_perm(rows[2][w], rows[3][w], pick),
-                       __byte_perm(rows[4][w], rows[5][w], pick), __byte_perm(rows[6][w], rows[7][w], pick));
+    for (int i = 0; i < kGroups; ++i) to[i] = make_uint4(words[0][i], words[1][i], words[2][i], words[3][i]);
   }
-}
+  static __device__ __forceinline__ void Turn(uint4 (&to)[kGroups]) {
+#pragma unroll
+    for (uint4& v : to) {
+      v = make_uint4(TransposeMatrix(v.x), TransposeMatrix(v.y), TransposeMatrix(v.z), TransposeMatrix(v.w));
+    }
+  }
+};
 
-// One block: a tile of the output over one slice of K. Warps take the slice's chunks in turn; their sums meet in shared
-// memory. In a cluster (along y) each block then owns a part of the tile and adds up what the others send it; otherwise
-// the tile is written to `partials`.
-// As measured; square small tiles leave registers for twice the warps.
+// One block: a tile of the output over one slice of K, of `chunks`, and one more in the first `more` slices. Warps take
+// the slice's chunks in turn; their sums meet in shared memory. In a cluster (along y) each block then owns a part of
+// the tile and adds up what the others send it; otherwise the tile is written to `partials`. As measured; square small
+// tiles leave registers for twice the warps.
 template <int kTileM, int kTileN>
 constexpr int kTensorWarps = kTileM* kTileN <= 1024 ? 16 : 8;
 
 template <int kTileM, int kTileN, Layout kLayout>
 __global__ void __launch_bounds__(kTensorWarps<kTileM, kTileN>* kWarp, 1)
-    TensorKernel(DecomposeKShape s, int tiles_n, float* partials) {
+    TensorKernel(DecomposeKShape s, int tiles_n, int chunks, int more, float* partials) {
   constexpr int kWarps = kTensorWarps<kTileM, kTileN>, kThreads = kWarps * kWarp;
   constexpr int kGroupsM = kTileM / 8, kGroupsN = kTileN / 8, kTile = kTileM * kTileN;
   // Chunks in flight: as many as registers hold beside the sums.
@@ -136,29 +158,39 @@ __global__ void __launch_bounds__(kTensorWarps<kTileM, kTileN>* kWarp, 1)
   const cg::cluster_group cluster = cg::this_cluster();
   const int blocks = static_cast<int>(cluster.num_blocks()), rank = static_cast<int>(cluster.block_rank());
   if (blocks > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-  WaitForEarlierKernels();
 
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
   const int64_t row0 = static_cast<int64_t>(blockIdx.x / tiles_n) * kTileM;
   const int64_t column0 = static_cast<int64_t>(blockIdx.x % tiles_n) * kTileN;
-  const int64_t chunks = CeilDiv(s.k, kChunk);
-  const int64_t begin = chunks * blockIdx.y / gridDim.y, end = chunks * (blockIdx.y + 1) / gridDim.y;
+  const int slice = static_cast<int>(blockIdx.y);
+  const int begin = slice * chunks + min(slice, more), end = begin + chunks + (slice < more ? 1 : 0);
+  From from_a = AlongK(s.a, row0, s.m), from_b;
+  if constexpr (kLayout == Layout::kAcrossN) {
+    from_b = AcrossN<kGroupsN>::Begin(s.b, column0, s.n);
+  } else {
+    from_b = AlongK(s.b, column0, s.n);
+  }
+  Hold(from_a);
+  Hold(from_b);
+  WaitForEarlierKernels();
+
   float sum[kGroupsM / 2][kGroupsN][4] = {};
-  for (int64_t c = begin + warp; c < end; c += kAhead * kWarps) {
+  for (int c = begin + warp; c < end; c += kAhead * kWarps) {
     uint4 a[kAhead][kGroupsM], b[kAhead][kGroupsN];
 #pragma unroll
     for (int h = 0; h < kAhead; ++h) {
       // Chunks past the slice's end are read as past the end of K.
       const int64_t chunk = c + h * kWarps, k = chunk < end ? chunk * kChunk : s.k;
-      LoadAlongK<kGroupsM, kLayout != Layout::kAny>(s.a, row0, s.m, k, s.k, a[h]);
+      LoadAlongK<kGroupsM, kLayout != Layout::kAny>(s.a, from_a, k, s.k, a[h]);
       if constexpr (kLayout == Layout::kAcrossN) {
-        LoadAcrossN<kGroupsN>(s.b, column0, s.n, k, s.k, b[h]);
+        AcrossN<kGroupsN>::Load(s.b, from_b, k, s.k, b[h]);
       } else {
-        LoadAlongK<kGroupsN, kLayout != Layout::kAny>(s.b, column0, s.n, k, s.k, b[h]);
+        LoadAlongK<kGroupsN, kLayout != Layout::kAny>(s.b, from_b, k, s.k, b[h]);
       }
     }
 #pragma unroll
     for (int h = 0; h < kAhead; ++h) {
+      if constexpr (kLayout == Layout::kAcrossN) AcrossN<kGroupsN>::Turn(b[h]);
 #pragma unroll
       for (int i = 0; i < kGroupsM / 2; ++i) {
         const uint4 low = a[h][2 * i], high = a[h][2 * i + 1];
@@ -188,17 +220,17 @@ __global__ void __launch_bounds__(kTensorWarps<kTileM, kTileN>* kWarp, 1)
   };
   const auto column_of = [&](int place) {
     const int j = place / 128 % kGroupsN, column = place % 4 * 2 + place / kWarp % 2;
-    return column0 + (kLayout == Layout::kAcrossN ? column * kGroupsN + j : 8 * j + column);
+    return column0 + (kLayout == Layout::kAcrossN ? AcrossN<kGroupsN>::Column(j, column) : 8 * j + column);
   };
   if (blocks > 1) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");  // every block has begun
   __syncthreads();
-  const int part = kTile / blocks;
+  const int part = kTile / blocks, part_log2 = __ffs(part) - 1;  // clusters have powers of two
   for (int place = static_cast<int>(threadIdx.x); place < kTile; place += kThreads) {
     float total = sums[place];
 #pragma unroll
     for (int w = 1; w < kWarps; ++w) total += sums[w * kTile + place];
     if (blocks > 1) {
-      *cluster.map_shared_rank(received + rank * part + place % part, place / part) = total;
+      *cluster.map_shared_rank(received + rank * part + (place & (part - 1)), place >> part_log2) = total;
       continue;
     }
     const int64_t row = row_of(place), column = column_of(place);
@@ -206,17 +238,18 @@ __global__ void __launch_bounds__(kTensorWarps<kTileM, kTileN>* kWarp, 1)
     if (partials) {
       partials[(static_cast<int64_t>(blockIdx.y) * s.m + row) * s.n + column] = total;
     } else {
-      s.out[row * s.n + column] = Finish(s, column, total);
+      Store(s, row, column, total, Before(s, row, column));
     }
   }
   if (blocks == 1) return;
   cluster.sync();
   for (int i = static_cast<int>(threadIdx.x); i < part; i += kThreads) {
     float total = received[i];
+#pragma unroll 8
     for (int from = 1; from < blocks; ++from) total += received[from * part + i];
     const int place = rank * part + i;
     const int64_t row = row_of(place), column = column_of(place);
-    if (row < s.m && column < s.n) s.out[row * s.n + column] = Finish(s, column, total);
+    if (row < s.m && column < s.n) Store(s, row, column, total, Before(s, row, column));
   }
 }
 
@@ -263,7 +296,7 @@ __global__ void __launch_bounds__(kSide* kSide) PlainKernel(DecomposeKShape s, i
   if (partials) {
     partials[(static_cast<int64_t>(blockIdx.y) * s.m + row) * s.n + column] = sum;
   } else {
-    s.out[row * s.n + column] = Finish(s, column, sum);
+    Store(s, row, column, sum, Before(s, row, column));
   }
 }
 
@@ -292,16 +325,29 @@ __device__ void SinkhornInPlace(const DecomposeKRows& rows, float* m) {
 
 __global__ void __launch_bounds__(kThreads)
     ReduceRowsKernel(DecomposeKShape s, DecomposeKRows rows, int splits, const float* partials) {
-  __shared__ float c[kMaxRow];
-  WaitForEarlierKernels();
+  __shared__ float c[kMaxRow], parts[kThreads];
+  LetNextKernelStart();
+  WaitForPreviousKernel();
   const int64_t row = blockIdx.x;
   const int n = static_cast<int>(s.n);
-  for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) {
+  // Where a row is short, groups of threads share the slices.
+  const int groups = n < kThreads ? kThreads / n : 1;
+  for (int i = static_cast<int>(threadIdx.x); i < groups * n; i += kThreads) {
+    const int group = i / n, column = i - group * n;
     float sum = 0.0f;
-    for (int64_t p = 0; p < splits; ++p) sum += partials[(p * s.m + row) * s.n + i];
-    c[i] = sum;
+#pragma unroll 8
+    for (int p = group; p < splits; p += groups) sum += partials[(p * s.m + row) * s.n + column];
+    (groups > 1 ? parts : c)[i] = sum;
   }
   __syncthreads();
+  if (groups > 1) {
+    if (static_cast<int>(threadIdx.x) < n) {
+      float sum = parts[threadIdx.x];
+      for (int group = 1; group < groups; ++group) sum += parts[group * n + static_cast<int>(threadIdx.x)];
+      c[threadIdx.x] = sum;
+    }
+    __syncthreads();
+  }
   if (rows.op == RowOp::kTopK) {
     for (int k = 0; k < rows.top_k; ++k) {
       uint64_t best = 0;
@@ -332,39 +378,18 @@ __global__ void __launch_bounds__(kThreads)
   } else {
     SinkhornInPlace(rows, c + n - rows.sinkhorn_n * rows.sinkhorn_n);
   }
-  for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) s.out[row * s.n + i] = c[i];
+  for (int i = static_cast<int>(threadIdx.x); i < n; i += kThreads) *PlaceOf(s, row, i) = c[i];
 }
 
 // --- launches
 // -----------------------------------------------------------------------------------------------------------
-
-template <typename... Parameters, typename... Arguments>
-void Launch(void (*kernel)(Parameters...), dim3 grid, int threads, size_t shared_bytes, int cluster,
-            cudaStream_t stream, Arguments... arguments) {
-  cudaLaunchAttribute attributes[2] = {};
-  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attributes[0].val.programmaticStreamSerializationAllowed = 1;
-  attributes[1].id = cudaLaunchAttributeClusterDimension;
-  attributes[1].val.clusterDim.x = 1;
-  attributes[1].val.clusterDim.y = static_cast<unsigned>(cluster);
-  attributes[1].val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.dynamicSmemBytes = shared_bytes;
-  config.stream = stream;
-  config.attrs = attributes;
-  config.numAttrs = cluster > 1 ? 2 : 1;
-  STILLHOUSE_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...));
-  STILLHOUSE_CUDA_LAUNCHED();
-}
 
 bool VectorsAlongK(const Operand& x) { return x.stride_k == 1 && Aligned16(x.data, 2 * x.stride_outer); }
 
 Layout LayoutOf(const DecomposeKShape& s, int tile_n) {
   if (!VectorsAlongK(s.a) || s.k % 8 != 0) return Layout::kAny;
   if (VectorsAlongK(s.b)) return Layout::kAlongK;
-  const int step = tile_n / 8;  // columns read at once
+  const int step = tile_n < 32 ? tile_n / 4 : 8;  // columns read at once
   const bool across = s.b.stride_outer == 1 && s.n % step == 0 && s.b.stride_k % step == 0 &&
                       reinterpret_cast<uintptr_t>(s.b.data) % (2 * static_cast<uintptr_t>(step)) == 0;
   return across ? Layout::kAcrossN : Layout::kAny;
@@ -373,19 +398,13 @@ Layout LayoutOf(const DecomposeKShape& s, int tile_n) {
 template <int kTileM, int kTileN, Layout kLayout>
 void LaunchTensor(const DecomposeKShape& s, const DecomposeKPlan& plan, float* partials, cudaStream_t stream) {
   constexpr int kWarps = kTensorWarps<kTileM, kTileN>;
-  constexpr size_t kShared = sizeof(float) * (kWarps + 1) * kTileM * kTileN;
-  static const bool ready = [] {
-    STILLHOUSE_CUDA_CHECK(cudaFuncSetAttribute(TensorKernel<kTileM, kTileN, kLayout>,
-                                               cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(kShared)));
-    STILLHOUSE_CUDA_CHECK(
-        cudaFuncSetAttribute(TensorKernel<kTileM, kTileN, kLayout>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-    return true;
-  }();
-  static_cast<void>(ready);
+  constexpr int kShared = 4 * (kWarps + 1) * kTileM * kTileN;
   const int tiles_n = static_cast<int>(CeilDiv(s.n, kTileN));
   const dim3 grid(static_cast<unsigned>(tiles_n * CeilDiv(s.m, kTileM)), static_cast<unsigned>(plan.splits));
-  Launch(TensorKernel<kTileM, kTileN, kLayout>, grid, kWarps * kWarp, kShared,
-         plan.way == DecomposeKWay::kCluster ? plan.splits : 1, stream, s, tiles_n, partials);
+  const int chunks = static_cast<int>(CeilDiv(s.k, kChunk));
+  const unsigned cluster = plan.way == DecomposeKWay::kCluster ? grid.y : 1;
+  LaunchClustersEarly(TensorKernel<kTileM, kTileN, kLayout>, grid, dim3(1, cluster), kWarps * kWarp, kShared, stream, s,
+                      tiles_n, chunks / plan.splits, chunks % plan.splits, partials);
 }
 
 template <int kTileM, int kTileN>
@@ -410,7 +429,9 @@ void LaunchProduct(const DecomposeKShape& s, const DecomposeKPlan& plan, float* 
   }
   const int tiles_n = static_cast<int>(CeilDiv(s.n, kSide));
   const dim3 grid(static_cast<unsigned>(tiles_n * CeilDiv(s.m, kSide)), static_cast<unsigned>(plan.splits));
-  const auto run = [&](auto* kernel) { Launch(kernel, grid, kSide * kSide, 0, 1, stream, s, tiles_n, partials); };
+  const auto run = [&](auto* kernel) {
+    LaunchKernelEarly(kernel, grid, kSide * kSide, 0, stream, s, tiles_n, partials);
+  };
   if (s.a.bf16) {
     s.b.bf16 ? run(PlainKernel<__nv_bfloat16, __nv_bfloat16>) : run(PlainKernel<__nv_bfloat16, float>);
   } else {
@@ -423,7 +444,8 @@ void LaunchProduct(const DecomposeKShape& s, const DecomposeKPlan& plan, float* 
 bool TakesTensorCores(const DecomposeKShape& s) { return s.a.bf16 && s.b.bf16; }
 
 int64_t DecomposeKScratch(const DecomposeKShape& s, const DecomposeKPlan& plan) {
-  return plan.way == DecomposeKWay::kCluster ? 0 : plan.splits * s.m * s.n;
+  const bool one_launch = plan.way == DecomposeKWay::kCluster || plan.way == DecomposeKWay::kExchange;
+  return one_launch ? 0 : plan.splits * s.m * s.n;
 }
 
 namespace {
@@ -433,10 +455,16 @@ bool IsFragmentTile(int tile_m, int tile_n) {
          (tile_m == 64 && (tile_n == 32 || tile_n == 64));
 }
 
+// Whether a cluster's blocks take operands straight from memory: small tiles, and what cannot be copied in 16 bytes.
+bool FromMemory(const DecomposeKShape& s, const DecomposeKPlan& plan) {
+  return !CanSlice(s) || plan.tile_m * plan.tile_n <= 512;
+}
+
 int64_t ChunksOf(const DecomposeKShape& s) { return s.k > 0 ? CeilDiv(s.k, kChunk) : 1; }
 
 // About one block a multiprocessor, in slices of at least two stages.
-DecomposeKPlan ChooseSlices(const DecomposeKShape& s, int multiprocessors, int splits, bool cluster) {
+DecomposeKPlan ChooseSlices(const DecomposeKShape& s, int multiprocessors, int splits, DecomposeKCut cut) {
+  const bool cluster = cut == DecomposeKCut::kCluster;
   DecomposeKPlan plan;
   plan.way = cluster ? DecomposeKWay::kCluster : DecomposeKWay::kSlices;
   plan.tile_m = s.m <= 16 ? 16 : 32;
@@ -450,20 +478,26 @@ DecomposeKPlan ChooseSlices(const DecomposeKShape& s, int multiprocessors, int s
     int size = plan.splits < kMaxCluster ? plan.splits : kMaxCluster;
     while ((size & (size - 1)) != 0 || SlicesOf(s.k, size) != size) --size;
     plan.splits = size;
+  } else if (cut == DecomposeKCut::kOneLaunch) {
+    plan.way = DecomposeKWay::kExchange;
+    while (plan.splits > 1 && !CanExchange(s, plan, multiprocessors)) plan.splits = SlicesOf(s.k, plan.splits - 1);
+    if (plan.splits == 1) plan.way = DecomposeKWay::kSlices;
   }
   return plan;
 }
 
 }  // namespace
 
-DecomposeKPlan ChooseDecomposeKPlan(const DecomposeKShape& s, int multiprocessors, bool rows, int splits, int design) {
+DecomposeKPlan ChooseDecomposeKPlan(const DecomposeKShape& s, int multiprocessors, bool rows, int splits,
+                                    DecomposeKCut cut) {
   const bool tensor = TakesTensorCores(s);
-  const bool cluster = tensor && !rows && design == 2;
+  if (cut != DecomposeKCut::kAny && (!tensor || rows)) cut = DecomposeKCut::kTwoLaunches;
+  const bool cluster = cut == DecomposeKCut::kCluster;
   // Larger products are a library's.
-  if (design == 0 && splits == 0 && CanUseLibrary(s) && s.m * s.n * s.k > kLibrary) {
+  if (cut == DecomposeKCut::kAny && splits == 0 && CanUseLibrary(s) && s.m * s.n * s.k > kLibrary) {
     return {DecomposeKWay::kLibrary, 16, 16, 1};
   }
-  if (CanSlice(s)) return ChooseSlices(s, multiprocessors, splits, cluster);
+  if (CanSlice(s)) return ChooseSlices(s, multiprocessors, splits, cut);
   DecomposeKPlan plan;
   plan.way = cluster ? DecomposeKWay::kCluster : DecomposeKWay::kFragments;
   if (tensor && s.m > 16) plan.tile_m = plan.tile_n = 32;
@@ -480,7 +514,7 @@ DecomposeKPlan ChooseDecomposeKPlan(const DecomposeKShape& s, int multiprocessor
   return plan;
 }
 
-bool CanRun(const DecomposeKShape& s, const DecomposeKPlan& plan, bool rows) {
+bool CanRun(const DecomposeKShape& s, const DecomposeKPlan& plan, bool rows, int multiprocessors) {
   if (plan.splits < 1) return false;
   switch (plan.way) {
     case DecomposeKWay::kSlices:
@@ -493,10 +527,14 @@ bool CanRun(const DecomposeKShape& s, const DecomposeKPlan& plan, bool rows) {
       if (!TakesTensorCores(s) || rows || plan.splits > kMaxCluster || (plan.splits & (plan.splits - 1)) != 0) {
         return false;
       }
-      return CanSlice(s) ? HasSliceTile(plan.tile_m, plan.tile_n) && SlicesOf(s.k, plan.splits) == plan.splits
-                         : IsFragmentTile(plan.tile_m, plan.tile_n) && plan.splits <= ChunksOf(s);
+      return FromMemory(s, plan) ? IsFragmentTile(plan.tile_m, plan.tile_n) && plan.splits <= ChunksOf(s)
+                                 : HasSliceTile(plan.tile_m, plan.tile_n) && SlicesOf(s.k, plan.splits) == plan.splits;
+    case DecomposeKWay::kExchange:
+      return !rows && CanExchange(s, plan, multiprocessors);
     case DecomposeKWay::kLibrary:
       return CanUseLibrary(s) && plan.splits == 1;
+    case DecomposeKWay::kSkinny:
+      return false;
   }
   return false;
 }
@@ -508,7 +546,7 @@ std::vector<DecomposeKPlan> DecomposeKCandidates(const DecomposeKShape& s, int m
     for (const DecomposeKPlan& p : plans) {
       if (p == plan) return;
     }
-    if (CanRun(s, plan, rows)) plans.push_back(plan);
+    if (CanRun(s, plan, rows, multiprocessors)) plans.push_back(plan);
   };
   offer({DecomposeKWay::kLibrary, 16, 16, 1});
   for (const auto& [tile_m, tile_n] : kTiles) {
@@ -521,6 +559,21 @@ std::vector<DecomposeKPlan> DecomposeKCandidates(const DecomposeKShape& s, int m
       if (splits < 1 || splits > kMostSlices) continue;
       offer({DecomposeKWay::kSlices, tile_m, tile_n, SlicesOf(s.k, static_cast<int>(splits))});
       if (!CanSlice(s)) offer({DecomposeKWay::kFragments, tile_m, tile_n, static_cast<int>(splits)});
+    }
+    if (tile_m * tile_n <= 512) {
+      // A chunk, two or four for each of 16 warps.
+      for (int64_t each = 16; each <= 64; each *= 2) {
+        const int64_t splits = CeilDiv(ChunksOf(s), each);
+        if (splits * tiles > 4 * multiprocessors) continue;
+        offer({DecomposeKWay::kFragments, tile_m, tile_n, static_cast<int>(splits)});
+      }
+    }
+    // One launch: as many slices as blocks fit at once, and powers of two below.
+    offer({DecomposeKWay::kExchange, tile_m, tile_n, SlicesOf(s.k, static_cast<int>(multiprocessors / tiles))});
+    for (int splits = 2; splits * tiles <= multiprocessors; splits *= 2) {
+      if (splits * tiles * 4 >= multiprocessors) {
+        offer({DecomposeKWay::kExchange, tile_m, tile_n, SlicesOf(s.k, splits)});
+      }
     }
     for (int splits : {4, 8, 16}) {
       if (splits * tiles <= 2 * multiprocessors && splits * tiles >= 8)
@@ -542,8 +595,9 @@ bool CanUseLibrary(const DecomposeKShape& s) {
 void LaunchDecomposeK(const DecomposeKShape& s, const DecomposeKPlan& plan, const DecomposeKRows* rows, float* partials,
                       cudaStream_t stream) {
   if (plan.way == DecomposeKWay::kCluster) {
-    return CanSlice(s) ? LaunchSlices(s, plan, nullptr, stream) : LaunchProduct(s, plan, nullptr, stream);
+    return FromMemory(s, plan) ? LaunchProduct(s, plan, nullptr, stream) : LaunchSlices(s, plan, nullptr, stream);
   }
+  if (plan.way == DecomposeKWay::kExchange) return LaunchSlices(s, plan, partials, stream);
   if (plan.way == DecomposeKWay::kSlices) {
     const bool finish = plan.splits == 1 && !rows;
     LaunchSlices(s, plan, finish ? nullptr : partials, stream);
@@ -552,7 +606,8 @@ void LaunchDecomposeK(const DecomposeKShape& s, const DecomposeKPlan& plan, cons
     LaunchProduct(s, plan, partials, stream);
   }
   if (rows) {
-    Launch(ReduceRowsKernel, dim3(static_cast<unsigned>(s.m)), kThreads, 0, 1, stream, s, *rows, plan.splits, partials);
+    LaunchKernelEarly(ReduceRowsKernel, dim3(static_cast<unsigned>(s.m)), kThreads, 0, stream, s, *rows, plan.splits,
+                      partials);
     return;
   }
   LaunchReduceSlices(s, plan.splits, partials, stream);

@@ -1,4 +1,4 @@
-// What decompose-K's op shares with its tuner.
+// What decompose-K's op shares with the other products of bf16 operands, and with the tuner.
 #ifndef STILLHOUSE_KERNELS_CUDA_DECOMPOSE_K_HOST_H_
 #define STILLHOUSE_KERNELS_CUDA_DECOMPOSE_K_HOST_H_
 
@@ -8,12 +8,17 @@
 
 namespace stillhouse::cuda {
 
-// The product of bf16 operands by cuBLAS, with fp32 sums, to [m, n].
-void ProductByLibrary(Backend& backend, const DecomposeKShape& shape, float* to);
-// What plans for this product are kept under.
-DecomposeKKey KeyOf(Backend& backend, const DecomposeKShape& shape, bool rows);
-// The kept plan where there is one that can run it, else the one that its shape suggests.
-DecomposeKPlan PlanFor(Backend& backend, const DecomposeKShape& shape, bool rows);
+// What plans for this product are kept under, whatever the GPU.
+DecomposeKKey KeyOf(const DecomposeKShape& shape, PlanEpilogue epilogue);
+
+// The way of rows times a weight (bf16, B by columns) for Linear and the fused ops: the kept plan where it can run the
+// product; else skinny.cu for few rows, else cuBLAS.
+// Otherwise than by skinny.cu an ending takes launches of its own.
+DecomposeKPlan WayOfLinear(Backend& backend, const DecomposeKShape& shape, PlanEpilogue ending);
+
+// Any way but skinny.cu. `rows` is null for the epilogues of single elements.
+void RunDecomposeK(Backend& backend, const DecomposeKShape& shape, const DecomposeKPlan& plan,
+                   const DecomposeKRows* rows);
 
 }  // namespace stillhouse::cuda
 

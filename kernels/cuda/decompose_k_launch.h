@@ -14,6 +14,9 @@ namespace stillhouse::cuda {
 enum class ElementOp : uint8_t { kNone, kRelu, kSilu, kSigmoid, kScaleBias };
 enum class RowOp : uint8_t { kSoftmax, kTopK, kSinkhorn };
 
+// What a plan that is chosen by shape is to be; kOneLaunch only where all blocks run at once.
+enum class DecomposeKCut : uint8_t { kAny, kTwoLaunches, kCluster, kOneLaunch };
+
 struct Operand {
   const void* data = nullptr;
   bool bf16 = false;
@@ -28,6 +31,10 @@ struct DecomposeKShape {
   float scale = 1.0f;
   const float* bias = nullptr;  // [n] or null
   float* out = nullptr;         // [m, n]
+  int64_t out_stride = 0;       // elements, from row to row
+  bool add = false;             // to what is in `out`
+  // B is a weight: no kernel that may still run when the product is launched writes it.
+  bool constant_b = false;
 };
 
 struct DecomposeKRows {
@@ -42,15 +49,17 @@ struct DecomposeKRows {
 // Whether cuBLAS can read the operands as they lie.
 bool CanUseLibrary(const DecomposeKShape& shape);
 DecomposeKPlan ChooseDecomposeKPlan(const DecomposeKShape& shape, int multiprocessors, bool rows, int splits,
-                                    int design);  // design: 0 any, 1 two launches, 2 a cluster
+                                    DecomposeKCut cut);
 bool TakesTensorCores(const DecomposeKShape& shape);
+// Bytes of the buffer that kExchange's sums pass through, empty before and after (device/exchange.cuh).
+inline constexpr int64_t kExchangeBytes = int64_t{4} << 20;
 // Whether the plan can run this product: tiles that exist, operands that it can read, slices that K has.
-bool CanRun(const DecomposeKShape& shape, const DecomposeKPlan& plan, bool rows);
+bool CanRun(const DecomposeKShape& shape, const DecomposeKPlan& plan, bool rows, int multiprocessors);
 // What is worth timing for this product (kernels/plan): all can run; of no more than kMostSlices slices each.
 inline constexpr int kMostSlices = 512;
 std::vector<DecomposeKPlan> DecomposeKCandidates(const DecomposeKShape& shape, int multiprocessors, bool rows);
 
-// Partials are floats [splits, m, n]; none for a cluster.
+// Partials are floats [splits, m, n]; none for a cluster, and kExchange's are the buffer of device/exchange.cuh.
 int64_t DecomposeKScratch(const DecomposeKShape& shape, const DecomposeKPlan& plan);
 // With kLibrary, `partials` hold the product already. `rows` is null for the epilogues of single elements.
 void LaunchDecomposeK(const DecomposeKShape& shape, const DecomposeKPlan& plan, const DecomposeKRows* rows,
@@ -62,6 +71,8 @@ void LaunchDecomposeK(const DecomposeKShape& shape, const DecomposeKPlan& plan, 
 bool CanSlice(const DecomposeKShape& shape);
 bool HasSliceTile(int tile_m, int tile_n);
 int SlicesOf(int64_t k, int splits);
+// Whether kExchange can run it: blocks that wait for each other must all run at once.
+bool CanExchange(const DecomposeKShape& shape, const DecomposeKPlan& plan, int multiprocessors);
 void LaunchSlices(const DecomposeKShape& shape, const DecomposeKPlan& plan, float* partials, cudaStream_t stream);
 void LaunchReduceSlices(const DecomposeKShape& shape, int splits, const float* partials, cudaStream_t stream);
 

@@ -2,7 +2,8 @@
 // (cp.async, 16 bytes at a time, rotated so that ldmatrix meets no bank twice) and go to the tensor cores from there. A
 // slice that fits is asked for at once; a longer one comes through a ring. Warps share the tile first and the steps of
 // K then; their sums meet in shared memory. The slices' sums meet in memory, where a second kernel adds them up, or in
-// the shared memory of a cluster, each of whose blocks finishes a part of the tile.
+// the same launch: in the shared memory of a cluster, or through memory where all blocks run at once. Then each block
+// of a tile finishes a part of it.
 #include <cooperative_groups.h>
 #include <cuda_bf16.h>
 
@@ -13,6 +14,7 @@
 #include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/device/decompose_k_finish.cuh"
 #include "kernels/cuda/device/dtype.cuh"
+#include "kernels/cuda/device/exchange.cuh"
 #include "kernels/cuda/device/grid.cuh"
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/mma.cuh"
@@ -34,12 +36,17 @@ struct Plan {
   static constexpr int kWarpM = kTileM < 32 ? kTileM : 32, kWarpN = kTileN < 32 ? kTileN : 32;  // a warp's part
   static constexpr int kWarpsM = kTileM / kWarpM, kWarpsN = kTileN / kWarpN, kWarpsK = kWarps / (kWarpsM * kWarpsN);
   static constexpr int kBytesA = kTileM * kDepth * 2, kBytesB = kTileN * kDepth * 2, kStageBytes = kBytesA + kBytesB;
-  static constexpr int kStages = kStageBytes <= 6144 ? 12 : kStageBytes <= 12288 ? 8 : 6;  // even
+  static constexpr int kStages = kStageBytes <= 6144 ? 12 : 8;  // at most; even
   static constexpr int kSumStride = kTileN + 8;  // floats: the eight rows of a fragment meet no bank twice
   static constexpr int kSumBytes = kWarpsK * kTileM * kSumStride * 4;
-  // What a block of a cluster receives lies behind all that it may still be reading.
-  static constexpr int kReceived = kStages * kStageBytes > kSumBytes ? kStages* kStageBytes : kSumBytes;
-  static constexpr int SharedBytes(bool cluster) { return kReceived + (cluster ? kTileM * kTileN * 4 : 0); }
+  // Of slices of `count` stages. What a block of a cluster receives lies behind all that it may still be reading.
+  static constexpr __host__ __device__ int Received(int count) {
+    const int stages = (count < kStages ? count : kStages) * kStageBytes;
+    return stages > kSumBytes ? stages : kSumBytes;
+  }
+  static constexpr int SharedBytes(int count, bool cluster) {
+    return Received(count) + (cluster ? kTileM * kTileN * 4 : 0);
+  }
 };
 
 struct SliceParams {
@@ -47,6 +54,7 @@ struct SliceParams {
   const char* b;
   int64_t a_stride, b_stride;  // bytes: of rows of A; of columns of B, or (kAcross) of rows of B
   int m, n, k, slice;          // slice: of K, a multiple of kDepth
+  int part_log2;               // of the vectors of a tile that a block finishes (kExchange)
 };
 
 // Where chunk c (8 columns) of row r of K lies, in a matrix kColumns wide whose rows share lines of 128 bytes.
@@ -59,8 +67,99 @@ __device__ __forceinline__ int AcrossOffset(int r, int c) {
 // The same of chunk c of K of a row that has a line of its own.
 __device__ __forceinline__ int AlongOffset(int r, int c) { return r * 128 + ((c ^ (r & 7)) << 4); }
 
+// The compiler has made it by now.
+template <typename T>
+__device__ __forceinline__ void Hold(T*& pointer) {
+  asm volatile("" : "+l"(pointer));
+}
+
+// Every block of a tile leaves each owner its sums of the owner's part; owners add up what is left for them, in an
+// order that depends on the sizes alone. The sums of a block's warps are in `sums`. Sums go in vectors of four; an
+// owner has 2^part_log2 of a tile's.
+template <int kTileM, int kTileN>
+__device__ __forceinline__ void ExchangeSums(const DecomposeKShape& s, int part_log2, int row0, int column0,
+                                             float* sums, float4* exchange) {
+  using P = Plan<kTileM, kTileN>;
+  constexpr int kVectors = kTileM * kTileN / 4, kAtOnce = 4;
+  const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarp, warp = thread / kWarp;
+  const int splits = static_cast<int>(gridDim.z), slice = static_cast<int>(blockIdx.z);
+  const int m = static_cast<int>(s.m), n = static_cast<int>(s.n);
+  const int part = 1 << part_log2;
+  const auto row_of = [](int vector) { return vector * 4 / kTileN; };
+  const auto column_of = [](int vector) { return vector * 4 % kTileN; };
+  const auto exists = [&](int vector) { return row0 + row_of(vector) < m && column0 + column_of(vector) < n; };
+  exchange += static_cast<int64_t>(blockIdx.y * gridDim.x + blockIdx.x) * splits * kVectors;
+  for (int i = thread; i < kVectors; i += kThreads) {
+    if (!exists(i)) continue;
+    float4 total = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+    for (int w = 0; w < P::kWarpsK; ++w) {
+      const float4 x = *reinterpret_cast<const float4*>(sums + (w * kTileM + row_of(i)) * P::kSumStride + column_of(i));
+      total.x += x.x;
+      total.y += x.y;
+      total.z += x.z;
+      total.w += x.w;
+    }
+    GiveSums(exchange + ((i >> part_log2) * splits + slice) * part + (i & (part - 1)), total);
+  }
+  const int first = slice * part;
+  if (first >= kVectors) return;
+
+  // A group of threads has one of `part` vectors each, and every so many-th slice.
+  const int vector = thread & (part - 1), group = thread >> part_log2, groups = kThreads >> part_log2;
+  float4* const from = exchange + first * splits + vector;
+  float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  for (int i = group; exists(first + vector) && i < splits; i += kAtOnce * groups) {
+    float4 value[kAtOnce];
+    bool come = false;
+    while (!come) {
+      come = true;
+#pragma unroll
+      for (int j = 0; j < kAtOnce; ++j) {
+        if (i + j * groups >= splits) break;
+        value[j] = LookForSums(from + (i + j * groups) * part);
+        come = come && !Absent(value[j]);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      if (i + j * groups >= splits) break;
+      EmptyPlace(from + (i + j * groups) * part);
+      sum.x += value[j].x;
+      sum.y += value[j].y;
+      sum.z += value[j].z;
+      sum.w += value[j].w;
+    }
+  }
+  __syncwarp();
+  // Groups of one warp meet there, the others in shared memory.
+  for (int other = kWarp / 2; other >= part; other /= 2) {
+    sum.x += __shfl_xor_sync(kFullWarp, sum.x, other);
+    sum.y += __shfl_xor_sync(kFullWarp, sum.y, other);
+    sum.z += __shfl_xor_sync(kFullWarp, sum.z, other);
+    sum.w += __shfl_xor_sync(kFullWarp, sum.w, other);
+  }
+  const int lines = part < kWarp ? kWarps : groups;
+  __syncthreads();  // the warps' sums are read
+  if (part >= kWarp || lane < part) {
+    *reinterpret_cast<float4*>(sums + ((part < kWarp ? warp : group) * part + vector) * 4) = sum;
+  }
+  __syncthreads();
+  for (int i = thread; i < 4 * part; i += kThreads) {
+    const int row = row0 + row_of(first + i / 4), column = column0 + column_of(first + i / 4) + i % 4;
+    if (row >= m || column >= n) continue;
+    const float before = Before(s, row, column);
+    float total = sums[i];
+    for (int line = 1; line < lines; ++line) total += sums[line * 4 * part + i];
+    Store(s, row, column, total, before);
+  }
+}
+
+// `partials`: where the slices' sums go, [slices, m, n], or with `exchange` the buffer that they pass through; null: a
+// cluster's, or the only slice's.
 template <int kTileM, int kTileN, bool kAcross>
-__global__ void __launch_bounds__(kThreads) SliceKernel(const SliceParams p, const DecomposeKShape s, float* partials) {
+__global__ void __launch_bounds__(kThreads)
+    SliceKernel(const SliceParams p, const DecomposeKShape s, float* partials, bool exchange) {
   using P = Plan<kTileM, kTileN>;
   constexpr int kStages = P::kStages;
   extern __shared__ __align__(128) unsigned char stages[];
@@ -73,17 +172,34 @@ __global__ void __launch_bounds__(kThreads) SliceKernel(const SliceParams p, con
   const int blocks = static_cast<int>(cluster.num_blocks());
   if (blocks > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 
-  // Stages past the slice's end are none.
+  // What a thread copies of a stage: 16 bytes of every so many-th row. Where they are and go is known before the kernel
+  // ahead has ended; stages past the slice's end are none.
+  constexpr int kChunksB = kAcross ? kTileN / 8 : kChunks, kRowsB = kAcross ? kDepth : kTileN;
+  constexpr int kStepA = kThreads / kChunks, kStepB = kThreads / kChunksB;
+  const int row_a = thread / kChunks, chunk_a = thread % kChunks;
+  const int row_b = thread / kChunksB, chunk_b = thread % kChunksB;
+  const char* from_a = p.a + static_cast<int64_t>(row0 + row_a) * p.a_stride + (begin + chunk_a * 8) * 2;
+  const char* from_b = kAcross ? p.b + static_cast<int64_t>(begin + row_b) * p.b_stride + (column0 + chunk_b * 8) * 2
+                               : p.b + static_cast<int64_t>(column0 + row_b) * p.b_stride + (begin + chunk_b * 8) * 2;
+  const int64_t stage_b = kAcross ? kDepth * p.b_stride : kDepth * 2;
+  // What it writes of the tile's sums: every kStepOut-th row's element.
+  constexpr int kStepOut = kThreads / kTileN;
+  const int row_out = thread / kTileN, column_out = thread % kTileN;
+  float* partial = partials + (static_cast<int64_t>(blockIdx.z) * p.m + row0 + row_out) * p.n + column0 + column_out;
+  Hold(from_a);
+  Hold(from_b);
+  Hold(partial);
   const auto ask_a = [&](int stage, int slot) {
     if (stage >= count) return;
     unsigned char* to = stages + slot * P::kStageBytes;
-    const int k0 = begin + stage * kDepth;
+    const bool along = begin + stage * kDepth + chunk_a * 8 < end;
 #pragma unroll
-    for (int j = 0; j < (kTileM * kChunks + kThreads - 1) / kThreads; ++j) {
-      const int i = thread + j * kThreads, r = i / kChunks, c = i % kChunks, k = k0 + c * 8;
-      if (kTileM * kChunks % kThreads != 0 && i >= kTileM * kChunks) break;
-      const bool valid = row0 + r < p.m && k < end;
-      CopyAsync16(to + AlongOffset(r, c), valid ? p.a + (row0 + r) * p.a_stride + k * 2 : p.a, valid);
+    for (int j = 0; j < (kTileM + kStepA - 1) / kStepA; ++j) {
+      const int r = row_a + j * kStepA;
+      if (kTileM % kStepA != 0 && r >= kTileM) break;
+      const bool valid = along && row0 + r < p.m;
+      const char* const from = from_a + stage * (kDepth * 2) + j * kStepA * p.a_stride;
+      CopyAsync16(to + AlongOffset(r, chunk_a), valid ? from : p.a, valid);
     }
   };
   const auto ask_b = [&](int stage, int slot) {
@@ -91,18 +207,14 @@ __global__ void __launch_bounds__(kThreads) SliceKernel(const SliceParams p, con
     unsigned char* to = stages + slot * P::kStageBytes + P::kBytesA;
     const int k0 = begin + stage * kDepth;
 #pragma unroll
-    for (int j = 0; j < (kTileN * kChunks + kThreads - 1) / kThreads; ++j) {
-      const int i = thread + j * kThreads;
-      if (kTileN * kChunks % kThreads != 0 && i >= kTileN * kChunks) break;
-      if constexpr (kAcross) {
-        const int r = i / (kTileN / 8), c = i % (kTileN / 8), column = column0 + c * 8;
-        const bool valid = k0 + r < end && column < p.n;
-        CopyAsync16(to + AcrossOffset<kTileN>(r, c), valid ? p.b + (k0 + r) * p.b_stride + column * 2 : p.b, valid);
-      } else {
-        const int r = i / kChunks, c = i % kChunks, k = k0 + c * 8;
-        const bool valid = column0 + r < p.n && k < end;
-        CopyAsync16(to + AlongOffset(r, c), valid ? p.b + (column0 + r) * p.b_stride + k * 2 : p.b, valid);
-      }
+    for (int j = 0; j < (kRowsB + kStepB - 1) / kStepB; ++j) {
+      const int r = row_b + j * kStepB;
+      if (kRowsB % kStepB != 0 && r >= kRowsB) break;
+      const bool valid =
+          kAcross ? k0 + r < end && column0 + chunk_b * 8 < p.n : k0 + chunk_b * 8 < end && column0 + r < p.n;
+      const char* const from = from_b + stage * stage_b + j * kStepB * p.b_stride;
+      CopyAsync16(to + (kAcross ? AcrossOffset<kTileN>(r, chunk_b) : AlongOffset(r, chunk_b)), valid ? from : p.b,
+                  valid);
     }
   };
 
@@ -140,13 +252,17 @@ __global__ void __launch_bounds__(kThreads) SliceKernel(const SliceParams p, con
 
   const bool whole = count <= kStages;
   const int first = whole ? count : kStages - 2;  // stages asked for before anything is multiplied
+  if (s.constant_b) {
+#pragma unroll 1
+    for (int stage = 0; stage < first; ++stage) ask_b(stage, stage);
+  }
   WaitForPreviousKernel();
   LetNextKernelStart();
   if (whole) {
 #pragma unroll 1
     for (int stage = 0; stage < count; ++stage) {
       ask_a(stage, stage);
-      ask_b(stage, stage);
+      if (!s.constant_b) ask_b(stage, stage);
     }
     CopyAsyncCommit();
     CopyAsyncWait<0>();
@@ -158,7 +274,7 @@ __global__ void __launch_bounds__(kThreads) SliceKernel(const SliceParams p, con
 #pragma unroll 1
     for (int stage = 0; stage < first; ++stage) {
       ask_a(stage, stage);
-      ask_b(stage, stage);
+      if (!s.constant_b) ask_b(stage, stage);
       if (stage % 2 == 1) CopyAsyncCommit();
     }
     int slot = 0, free_slot = first;
@@ -197,25 +313,29 @@ __global__ void __launch_bounds__(kThreads) SliceKernel(const SliceParams p, con
   }
   if (blocks > 1) asm volatile("barrier.cluster.wait.aligned;" ::: "memory");  // every block has begun
   __syncthreads();
-  float* received = reinterpret_cast<float*>(stages + P::kReceived);  // [blocks][kTileM · kTileN / blocks]
+  if (exchange) {
+    ExchangeSums<kTileM, kTileN>(s, p.part_log2, row0, column0, sums, reinterpret_cast<float4*>(partials));
+    return;
+  }
+  float* received =
+      reinterpret_cast<float*>(stages + P::Received(p.slice / kDepth));  // [blocks][kTileM · kTileN / blocks]
   const int part = kTileM * kTileN / blocks;
 #pragma unroll
   for (int j = 0; j < kTileM * kTileN / kThreads; ++j) {
-    const int i = thread + j * kThreads, r = i / kTileN, c = i % kTileN;
+    const int i = thread + j * kThreads, r = row_out + j * kStepOut, c = column_out;
     if (row0 + r >= p.m) break;
     if (column0 + c >= p.n) continue;
     float total = sums[r * P::kSumStride + c];
 #pragma unroll
     for (int w = 1; w < P::kWarpsK; ++w) total += sums[(w * kTileM + r) * P::kSumStride + c];
-    const int64_t at = static_cast<int64_t>(row0 + r) * p.n + column0 + c;
     if (blocks > 1) {
       const int owner = i / part;
       *cluster.map_shared_rank(received + static_cast<int>(cluster.block_rank()) * part + i - owner * part, owner) =
           total;
     } else if (partials) {
-      partials[static_cast<int64_t>(blockIdx.z) * p.m * p.n + at] = total;
+      partial[static_cast<int64_t>(j * kStepOut) * p.n] = total;
     } else {
-      s.out[at] = Finish(s, column0 + c, total);
+      Store(s, row0 + r, column0 + c, total, Before(s, row0 + r, column0 + c));
     }
   }
   if (blocks == 1) return;
@@ -223,10 +343,11 @@ __global__ void __launch_bounds__(kThreads) SliceKernel(const SliceParams p, con
   for (int i = thread; i < part; i += kThreads) {
     const int place = static_cast<int>(cluster.block_rank()) * part + i, r = place / kTileN, c = place % kTileN;
     if (row0 + r >= p.m || column0 + c >= p.n) continue;
+    const float before = Before(s, row0 + r, column0 + c);
     float total = received[i];
 #pragma unroll 8
     for (int from = 1; from < blocks; ++from) total += received[from * part + i];
-    s.out[static_cast<int64_t>(row0 + r) * p.n + column0 + c] = Finish(s, column0 + c, total);
+    Store(s, row0 + r, column0 + c, total, before);
   }
 }
 
@@ -237,13 +358,22 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ float sums[kWarps][kWarp * kVector];
   const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
   const int first = (static_cast<int>(blockIdx.x) * kWarp + lane) * kVector;
-  WaitForPreviousKernel();
+  const int64_t step = static_cast<int64_t>(kWarps) * elements * sizeof(float);
+  const char* at_slice = reinterpret_cast<const char*>(partials + static_cast<int64_t>(warp) * elements + first);
+  const int i = static_cast<int>(threadIdx.x), at = static_cast<int>(blockIdx.x) * kWarp * kVector + i;
+  const bool finishes = i < kWarp * kVector && at < elements;
+  const int n = static_cast<int>(s.n), row = at / n, column = at - row * n;
+  float* place = PlaceOf(s, row, column);
+  Hold(at_slice);
+  Hold(place);
   LetNextKernelStart();
+  WaitForPreviousKernel();
+  const float before = finishes && s.add ? *place : 0.0f;
   float sum[kVector] = {};
   if (first < elements) {
 #pragma unroll 8
-    for (int i = warp; i < splits; i += kWarps) {
-      const float* from = partials + static_cast<int64_t>(i) * elements + first;
+    for (int slice = warp; slice < splits; slice += kWarps, at_slice += step) {
+      const float* from = reinterpret_cast<const float*>(at_slice);
       if constexpr (kVector == 4) {
         const float4 v = *reinterpret_cast<const float4*>(from);
         sum[0] += v.x;
@@ -258,19 +388,19 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int e = 0; e < kVector; ++e) sums[warp][lane * kVector + e] = sum[e];
   __syncthreads();
-  const int i = static_cast<int>(threadIdx.x), at = static_cast<int>(blockIdx.x) * kWarp * kVector + i;
-  if (i >= kWarp * kVector || at >= elements) return;
+  if (!finishes) return;
   float total = sums[0][i];
 #pragma unroll
   for (int w = 1; w < kWarps; ++w) total += sums[w][i];
-  s.out[at] = Finish(s, at % static_cast<int>(s.n), total);
+  *place = Finish(s, column, total) + before;
 }
 
 template <int kTileM, int kTileN, bool kAcross>
-void LaunchTile(const DecomposeKShape& s, const SliceParams& p, dim3 grid, bool cluster, float* partials,
+void LaunchTile(const DecomposeKShape& s, const SliceParams& p, dim3 grid, DecomposeKWay way, float* partials,
                 cudaStream_t stream) {
+  const bool cluster = way == DecomposeKWay::kCluster;
   const auto kernel = SliceKernel<kTileM, kTileN, kAcross>;
-  const int shared_bytes = Plan<kTileM, kTileN>::SharedBytes(cluster);
+  const int shared_bytes = Plan<kTileM, kTileN>::SharedBytes(p.slice / kDepth, cluster);
   AllowShared(kernel, shared_bytes);
   if (cluster && grid.z > 8) {
     STILLHOUSE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
@@ -288,10 +418,18 @@ void LaunchTile(const DecomposeKShape& s, const SliceParams& p, dim3 grid, bool 
   config.stream = stream;
   config.attrs = attributes;
   config.numAttrs = cluster ? 2 : 1;
-  STILLHOUSE_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, p, s, partials));
+  STILLHOUSE_CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, p, s, partials, way == DecomposeKWay::kExchange));
 }
 
 bool Chunked(const void* data, int64_t stride_bytes) { return Aligned16(data, stride_bytes); }
+
+// Blocks that finish a part of a tile are as many as its slices, or fewer: a power of two.
+int PartLog2(const DecomposeKPlan& plan) {
+  int part = plan.tile_m * plan.tile_n / 4, log2 = 0;
+  for (int owners = 1; 2 * owners <= plan.splits && part > 1; owners *= 2) part /= 2;
+  while (part >> (log2 + 1) > 0) ++log2;
+  return log2;
+}
 
 bool Across(const DecomposeKShape& s) {
   return s.b.stride_outer == 1 && s.b.stride_k != 1 && s.n % 8 == 0 && Chunked(s.b.data, 2 * s.b.stride_k);
@@ -321,7 +459,7 @@ void LaunchSlices(const DecomposeKShape& s, const DecomposeKPlan& plan, float* p
   p.a = static_cast<const char*>(s.a.data);
   p.b = static_cast<const char*>(s.b.data);
   p.a_stride = 2 * s.a.stride_outer;
-  const bool across = Across(s), cluster = plan.way == DecomposeKWay::kCluster && plan.splits > 1;
+  const bool across = Across(s);
   p.b_stride = 2 * (across ? s.b.stride_k : s.b.stride_outer);
   p.m = static_cast<int>(s.m);
   p.n = static_cast<int>(s.n);
@@ -331,11 +469,13 @@ void LaunchSlices(const DecomposeKShape& s, const DecomposeKPlan& plan, float* p
   p.slice = static_cast<int>(CeilDiv(CeilDiv(s.k, kDepth), splits) * kDepth);
   const dim3 grid(static_cast<unsigned>(CeilDiv(s.n, plan.tile_n)), static_cast<unsigned>(CeilDiv(s.m, plan.tile_m)),
                   static_cast<unsigned>(splits));
+  p.part_log2 = PartLog2(plan);
+  const DecomposeKWay way = splits > 1 ? plan.way : DecomposeKWay::kSlices;
   const auto run = [&](auto tile_m, auto tile_n) {
     if (across) {
-      LaunchTile<decltype(tile_m)::value, decltype(tile_n)::value, true>(s, p, grid, cluster, partials, stream);
+      LaunchTile<decltype(tile_m)::value, decltype(tile_n)::value, true>(s, p, grid, way, partials, stream);
     } else {
-      LaunchTile<decltype(tile_m)::value, decltype(tile_n)::value, false>(s, p, grid, cluster, partials, stream);
+      LaunchTile<decltype(tile_m)::value, decltype(tile_n)::value, false>(s, p, grid, way, partials, stream);
     }
   };
   using std::integral_constant;
@@ -357,6 +497,14 @@ void LaunchSlices(const DecomposeKShape& s, const DecomposeKPlan& plan, float* p
     default:
       STILLHOUSE_CHECK(false) << "no tile of " << plan.tile_m << " x " << plan.tile_n;
   }
+}
+
+bool CanExchange(const DecomposeKShape& s, const DecomposeKPlan& plan, int multiprocessors) {
+  const int64_t tiles = CeilDiv(s.m, plan.tile_m) * CeilDiv(s.n, plan.tile_n);
+  const int vectors = plan.tile_m * plan.tile_n / 4;
+  return CanSlice(s) && HasSliceTile(plan.tile_m, plan.tile_n) && SlicesOf(s.k, plan.splits) == plan.splits &&
+         plan.splits > 1 && tiles * plan.splits <= multiprocessors &&
+         tiles * plan.splits * vectors * 16 <= kExchangeBytes && 1 << PartLog2(plan) <= kThreads;
 }
 
 void LaunchReduceSlices(const DecomposeKShape& s, int splits, const float* partials, cudaStream_t stream) {

@@ -6,6 +6,7 @@
 
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_kernels.h"
+#include "kernels/cuda/decompose_k_host.h"
 #include "kernels/cuda/fused_launch.h"
 #include "kernels/cuda/rows.h"
 #include "kernels/cuda/skinny.h"
@@ -54,26 +55,49 @@ QkvRopeParams TurnOf(const QkvRopeArgs& args) {
   return p;
 }
 
+// Whether the kernel of few rows, which ends so in the same launch, is the way of this product.
+bool EndsInOneLaunch(Backend& backend, const Tensor& x, const Tensor& weight, PlanEpilogue ending) {
+  return x.dtype() == DType::kBF16 && IsBf16Product(backend, weight) && x.dim(0) > 0 &&
+         WayOfLinear(backend, LinearShape(x, weight), ending).way == DecomposeKWay::kSkinny;
+}
+
+// Rows, normalised, times a weight, to what `end` says of the product: where the kernel of few rows is the way, which
+// leaves nothing to do. Else the rows as the product takes them.
+template <typename End>
+Tensor RunNormed(Backend& backend, const Tensor& x, const Tensor& norm, float eps, const ScaledRows& scaled,
+                 const Tensor& weight, PlanEpilogue ending, const End& end) {
+  const auto run = [&](SkinnyParams p) {
+    end(p);
+    return RunSkinny(backend, p);
+  };
+  if (scaled.values && EndsInOneLaunch(backend, scaled.values, weight, ending) &&
+      run(SkinnyOf(backend, scaled, eps, weight))) {
+    return Tensor();
+  }
+  const Tensor rows = NormRows(backend, x, norm, eps, IsBf16Product(backend, weight));
+  if (EndsInOneLaunch(backend, rows, weight, ending) && run(SkinnyOf(backend, rows, weight))) return Tensor();
+  return rows;
+}
+
 }  // namespace
 
 void NormLinear(Backend& backend, const NormLinearArgs& args) {
   CheckMatrix(args.x, args.x.dim(0), args.weight.dim(1));
   CheckMatrix(args.out, args.x.dim(0), args.weight.dim(0));
   if (args.x.dim(0) == 0) return;
-  if (args.scaled.values) {
-    SkinnyParams p = SkinnyOf(backend, args.scaled, args.eps, args.weight);
+  const PlanEpilogue ending = args.scaled.values ? PlanEpilogue::kNormed : PlanEpilogue::kNone;
+  const auto end = [&](SkinnyParams& p) {
     p.out = args.out.f32();
     p.out_stride = args.out.stride(0);
-    if (RunSkinny(backend, p)) return;
-  }
-  const bool bf16 = IsBf16Product(backend, args.weight);
-  LinearInto(backend, NormRows(backend, args.x, args.norm, args.eps, bf16), args.weight, Tensor(), args.out);
+  };
+  const Tensor rows = RunNormed(backend, args.x, args.norm, args.eps, args.scaled, args.weight, ending, end);
+  if (rows) LinearInto(backend, rows, args.weight, Tensor(), args.out, /*add=*/false, ending);
 }
 
 void LinearAdd(Backend& backend, const LinearAddArgs& args) {
   const int64_t rows = args.x.dim(0), n = args.weight.dim(0);
-  if (args.scaled && IsBf16Product(backend, args.weight) && args.x.dtype() == DType::kBF16 && rows > 0 &&
-      rows <= kSkinnyRows) {
+  const PlanEpilogue ending = args.scaled ? PlanEpilogue::kScaledRows : PlanEpilogue::kNone;
+  if (args.scaled && EndsInOneLaunch(backend, args.x, args.weight, ending)) {
     CheckMatrix(args.x, rows, args.weight.dim(1));
     CheckMatrix(args.residual, rows, n);
     SkinnyParams p = SkinnyOf(backend, args.x, args.weight);
@@ -91,7 +115,7 @@ void LinearAdd(Backend& backend, const LinearAddArgs& args) {
       return;
     }
   }
-  LinearInto(backend, args.x, args.weight, Tensor(), args.residual, /*add=*/true);
+  LinearInto(backend, args.x, args.weight, Tensor(), args.residual, /*add=*/true, ending);
 }
 
 void NormSwiGlu(Backend& backend, const NormSwiGluArgs& args) {
@@ -107,15 +131,12 @@ void NormSwiGlu(Backend& backend, const NormSwiGluArgs& args) {
   }
   *args.out = ctx.Empty(DType::kBF16, {rows, ffn});
   if (rows == 0) return;
-  const auto run = [&](SkinnyParams p) {
-    p.glu = args.out->raw();
-    return RunSkinny(backend, p);
-  };
-  if (args.scaled.values && run(SkinnyOf(backend, args.scaled, args.eps, args.gate_up))) return;
-  const Tensor x = NormRows(backend, args.x, args.norm, args.eps, true);
-  if (x.dtype() == DType::kBF16 && run(SkinnyOf(backend, x, args.gate_up))) return;
+  const PlanEpilogue ending = PlanEpilogue::kGlu;
+  const auto end = [&](SkinnyParams& p) { p.glu = args.out->raw(); };
+  const Tensor x = RunNormed(backend, args.x, args.norm, args.eps, args.scaled, args.gate_up, ending, end);
+  if (!x) return;
   const Tensor both = ctx.EmptyF32({rows, 2 * ffn});
-  LinearInto(backend, x, args.gate_up, Tensor(), both);
+  LinearInto(backend, x, args.gate_up, Tensor(), both, /*add=*/false, ending);
   LaunchSwiGluToBf16(both.f32(), rows, ffn, args.out->raw(), StreamOf(backend));
 }
 
@@ -140,17 +161,16 @@ void NormQkvRope(Backend& backend, const NormQkvRopeArgs& args) {
   const QkvRopeParams turn = TurnOf(args.turn);
   STILLHOUSE_CHECK(product.out.f32() == turn.qkv && product.out.dim(0) == turn.rows && product.out.contiguous())
       << product.out.DebugString();
-  if (CanTurn(turn) && turn.rows > 0 && turn.rows <= kSkinnyRows && IsBf16Product(backend, product.weight)) {
-    Tensor x = product.scaled.values;
-    if (!x) x = NormRows(backend, product.x, product.norm, product.eps, true);
-    if (x.dtype() == DType::kBF16) {
-      SkinnyParams p = product.scaled.values ? SkinnyOf(backend, product.scaled, product.eps, product.weight)
-                                             : SkinnyOf(backend, x, product.weight);
-      p.rope = &turn;
-      if (RunSkinny(backend, p)) return;
-    }
+  if (CanTurn(turn) && turn.rows > 0) {
+    const PlanEpilogue ending = PlanEpilogue::kTurn;
+    const auto end = [&](SkinnyParams& p) { p.rope = &turn; };
+    const Tensor rows =
+        RunNormed(backend, product.x, product.norm, product.eps, product.scaled, product.weight, ending, end);
+    if (!rows) return;
+    LinearInto(backend, rows, product.weight, Tensor(), product.out, /*add=*/false, ending);
+  } else {
+    NormLinear(backend, product);
   }
-  NormLinear(backend, product);
   LaunchQkvRope(turn, StreamOf(backend));
 }
 

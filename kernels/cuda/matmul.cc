@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_kernels.h"
+#include "kernels/cuda/decompose_k_host.h"
 #include "kernels/cuda/matmul_launch.h"
 #include "kernels/cuda/quant_launch.h"
 #include "kernels/cuda/rows.h"
@@ -13,7 +14,7 @@ namespace stillhouse::cuda {
 namespace {
 
 // A matrix as cuBLAS sees one: column-major, so that a row-major matrix is its own transpose.
-struct Operand {
+struct MatrixOperand {
   const void* data;
   int64_t ld;
   bool transposed = false;
@@ -23,7 +24,7 @@ struct Operand {
 // C [m, n] = alpha · op(A) [m, k] · op(B) [k, n] + beta · C, all column-major; A and B of one type, C f32.
 struct Product {
   int64_t m, n, k;
-  Operand a, b;
+  MatrixOperand a, b;
   float* c;
   int64_t ldc;
   int64_t c_batch_stride = 0;
@@ -88,7 +89,7 @@ void ForWeightRows(Backend& backend, const Tensor& weight, bool bf16, const Body
 }
 
 // Rows in the type of the product; `rounded` keeps the scratch alive.
-Operand RowsOperand(Backend& backend, const Tensor& t, bool bf16, Tensor* rounded) {
+MatrixOperand RowsOperand(Backend& backend, const Tensor& t, bool bf16, Tensor* rounded) {
   if (!bf16 || t.dtype() == DType::kBF16) return {t.raw(), RowStride(t)};
   *rounded = Tensor::Empty(backend.pool(), DType::kBF16, {t.dim(0), t.dim(1)});
   LaunchRoundRows(t.f32(), RowStride(t), t.dim(0), t.dim(1), rounded->raw(), StreamOf(backend));
@@ -102,22 +103,46 @@ bool IsBf16Product(Backend& backend, const Tensor& weight) {
   return weight.dtype() == DType::kBF16 && DeviceOf(backend).storage() == CudaStorage::kBf16;
 }
 
+DecomposeKShape LinearShape(const Tensor& x, const Tensor& weight) {
+  DecomposeKShape s;
+  s.a = {x.raw(), x.dtype() == DType::kBF16, RowStride(x), 1};
+  s.b = {weight.raw(), weight.dtype() == DType::kBF16, weight.dim(1), 1};
+  s.m = x.dim(0);
+  s.n = weight.dim(0);
+  s.k = x.dim(1);
+  s.constant_b = true;
+  return s;
+}
+
 void LinearInto(Backend& backend, const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out,
-                bool add) {
+                bool add, PlanEpilogue ending) {
   CheckLinear(x, weight, out);
   STILLHOUSE_CHECK(!add || !bias);
   const int64_t m = x.dim(0), n = weight.dim(0), k = x.dim(1);
   if (m == 0 || n == 0) return;
-  if (k == 0 && add) return;
-  if (bias || k == 0) {
-    LaunchFillRows(out.f32(), RowStride(out), VectorOf(bias, n), m, n, StreamOf(backend));
-    if (k == 0) return;
+  if (k == 0) {
+    if (!add) LaunchFillRows(out.f32(), RowStride(out), VectorOf(bias, n), m, n, StreamOf(backend));
+    return;
   }
   const bool bf16 = IsBf16Product(backend, weight);
   STILLHOUSE_CHECK(bf16 || x.dtype() == DType::kF32) << x.DebugString();
   Tensor rounded;
-  const Operand rows = RowsOperand(backend, x, bf16, &rounded);
+  const MatrixOperand rows = RowsOperand(backend, x, bf16, &rounded);
+  DecomposeKPlan way{DecomposeKWay::kLibrary};
   if (bf16) {
+    DecomposeKShape shape = LinearShape(rounded ? rounded : x, weight);
+    way = WayOfLinear(backend, shape, ending);
+    if (way.way != DecomposeKWay::kLibrary && way.way != DecomposeKWay::kSkinny) {
+      shape.op = bias ? ElementOp::kScaleBias : ElementOp::kNone;
+      shape.bias = VectorOf(bias, n);
+      shape.out = out.f32();
+      shape.out_stride = RowStride(out);
+      shape.add = add;
+      return RunDecomposeK(backend, shape, way, nullptr);
+    }
+  }
+  if (bias) LaunchFillRows(out.f32(), RowStride(out), VectorOf(bias, n), m, n, StreamOf(backend));
+  if (way.way == DecomposeKWay::kSkinny) {
     SkinnyParams p = SkinnyOf(backend, rounded ? rounded : x, weight);
     p.out = out.f32();
     p.out_stride = RowStride(out);
@@ -143,10 +168,10 @@ void LinearGradInto(Backend& backend, const Tensor& dout, const Tensor& weight, 
   if (m == 0 || n == 0 || k == 0) return;
   const bool bf16 = IsBf16Product(backend, weight);
   Tensor rounded;
-  const Operand rows = RowsOperand(backend, dout, bf16, &rounded);
+  const MatrixOperand rows = RowsOperand(backend, dout, bf16, &rounded);
   const int64_t element = bf16 ? 2 : 4;
   ForWeightRows(backend, weight, bf16, [&](int64_t begin, int64_t count, const void* data) {
-    Operand part = rows;
+    MatrixOperand part = rows;
     part.data = static_cast<const char*>(rows.data) + begin * element;
     Run(backend, {.m = k,
                   .n = m,
@@ -190,7 +215,7 @@ namespace {
 
 // The last two dimensions of a tensor as a column-major operand of the product Cᵀ = Bᵀ·Aᵀ; one of them must be
 // contiguous (others are copied to scratch first).
-Operand MatrixOperand(Backend& backend, const Tensor& t, Tensor* copy) {
+MatrixOperand OperandOf(Backend& backend, const Tensor& t, Tensor* copy) {
   const Tensor* source = &t;
   const bool row_major = t.dim(-1) <= 1 || t.stride(-1) == 1, col_major = t.dim(-2) <= 1 || t.stride(-2) == 1;
   if (!row_major && !col_major) {
@@ -198,7 +223,7 @@ Operand MatrixOperand(Backend& backend, const Tensor& t, Tensor* copy) {
     backend.Copy(t, *copy);
     source = copy;
   }
-  Operand operand;
+  MatrixOperand operand;
   operand.data = source->raw();
   operand.batch_stride = source->rank() == 3 ? source->stride(0) : 0;
   operand.transposed = !(source->dim(-1) <= 1 || source->stride(-1) == 1);
@@ -240,8 +265,8 @@ void MatMul(Backend& backend, const MatMulArgs& args) {
   Product product{.m = n,
                   .n = m,
                   .k = k,
-                  .a = MatrixOperand(backend, b, &b_copy),
-                  .b = MatrixOperand(backend, a, &a_copy),
+                  .a = OperandOf(backend, b, &b_copy),
+                  .b = OperandOf(backend, a, &a_copy),
                   .c = c.f32(),
                   .ldc = ldc,
                   .c_batch_stride = c_batch,

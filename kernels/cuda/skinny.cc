@@ -11,7 +11,7 @@ SkinnyParams SkinnyOf(Backend& backend, const Tensor& x, const Tensor& weight) {
   const Device& device = DeviceOf(backend);
   SkinnyParams p;
   p.multiprocessors = device.multiprocessors();
-  p.partials = device.skinny_partials();
+  p.partials = device.exchange();
   p.weight = weight.raw();
   p.n = weight.dim(0);
   p.k = weight.dim(1);

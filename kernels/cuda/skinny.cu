@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/device/bulk_copy.cuh"
+#include "kernels/cuda/device/exchange.cuh"
 #include "kernels/cuda/device/grid.cuh"
 #include "kernels/cuda/device/launch.cuh"
 #include "kernels/cuda/device/skinny_finish.cuh"
@@ -122,43 +123,25 @@ __device__ __forceinline__ void Fetch(const KernelParams& p, char* stages, uint6
   }
 }
 
-// Sums that go from block to block: each float says itself that it has come, by not being kAbsent, a NaN that no sum
-// has (the device's own is another). A block has one place, for the tile whose beginning is another's.
-constexpr uint32_t kAbsent = 0xffffffffu;
-
+// A block has one place for sums that go to another, for the tile whose beginning is that one's.
 template <int kBatch>
 __device__ __forceinline__ float4* PartialsOf(const KernelParams& p, int block) {
   return p.partials + static_cast<int64_t>(block) * (Tile<kBatch>::kWorkers * kBatch / 8) + threadIdx.x;
 }
-__device__ __forceinline__ float Present(float x) {
-  return __float_as_uint(x) == kAbsent ? __uint_as_float(0x7fffffffu) : x;
-}
-// Anew each time: a load that the assembler may take for constant would be waited for once or forever.
-__device__ __forceinline__ float4 LoadPartial(const float4* from) {
-  float4 value;
-  asm volatile("ld.volatile.global.v4.f32 {%0, %1, %2, %3}, [%4];\n"
-               : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
-               : "l"(from)
-               : "memory");
-  return value;
-}
-__device__ __forceinline__ bool Absent(float x) { return __float_as_uint(x) == kAbsent; }
 
 template <int kBatch>
-__device__ __forceinline__ void GiveSums(const KernelParams& p, const float (&sum)[kBatch / 8][4]) {
+__device__ __forceinline__ void GivePart(const KernelParams& p, const float (&sum)[kBatch / 8][4]) {
   float4* const to = PartialsOf<kBatch>(p, static_cast<int>(blockIdx.x));
 #pragma unroll
   for (int j = 0; j < kBatch / 8; ++j) {
-    __stcg(to + j * Tile<kBatch>::kWorkers,
-           make_float4(Present(sum[j][0]), Present(sum[j][1]), Present(sum[j][2]), Present(sum[j][3])));
+    GiveSums(to + j * Tile<kBatch>::kWorkers, make_float4(sum[j][0], sum[j][1], sum[j][2], sum[j][3]));
   }
 }
 
 // Adds the sums of the blocks after this one that have a part of the tile; their places are empty again.
 template <int kBatch>
-__device__ __forceinline__ void TakeSums(const KernelParams& p, int tile, float (&sum)[kBatch / 8][4]) {
+__device__ __forceinline__ void TakeParts(const KernelParams& p, int tile, float (&sum)[kBatch / 8][4]) {
   const int last = BlockOf(p, static_cast<int64_t>(tile + 1) * p.per_tile - 1);
-  const float absent = __uint_as_float(kAbsent);
   for (int block = static_cast<int>(blockIdx.x) + 1; block <= last; ++block) {
     float4* const from = PartialsOf<kBatch>(p, block);
     float4 value[kBatch / 8];
@@ -167,13 +150,13 @@ __device__ __forceinline__ void TakeSums(const KernelParams& p, int tile, float 
       come = true;
 #pragma unroll
       for (int j = 0; j < kBatch / 8; ++j) {
-        value[j] = LoadPartial(from + j * Tile<kBatch>::kWorkers);
-        come = come && !Absent(value[j].x) && !Absent(value[j].y) && !Absent(value[j].z) && !Absent(value[j].w);
+        value[j] = LookForSums(from + j * Tile<kBatch>::kWorkers);
+        come = come && !Absent(value[j]);
       }
     }
 #pragma unroll
     for (int j = 0; j < kBatch / 8; ++j) {
-      __stcg(from + j * Tile<kBatch>::kWorkers, make_float4(absent, absent, absent, absent));
+      EmptyPlace(from + j * Tile<kBatch>::kWorkers);
       sum[j][0] += value[j].x;
       sum[j][1] += value[j].y;
       sum[j][2] += value[j].z;
@@ -269,10 +252,10 @@ __global__ void __launch_bounds__(kMostThreads, 1) SkinnyKernel(const __grid_con
     if (lane == 0) Arrive(&empty[read]);
     stage += to - from;
     if (from > 0) {
-      GiveSums<kBatch>(p, sum);
+      GivePart<kBatch>(p, sum);
       continue;
     }
-    if (to < p.per_tile) TakeSums<kBatch>(p, at.tile, sum);
+    if (to < p.per_tile) TakeParts<kBatch>(p, at.tile, sum);
     if (p.squares) {
 #pragma unroll
       for (int j = 0; j < kBatch / 8; ++j) {

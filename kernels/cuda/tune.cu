@@ -3,6 +3,7 @@
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/device/dtype.cuh"
 #include "kernels/cuda/device/grid.cuh"
+#include "kernels/cuda/device/reduce.cuh"
 #include "kernels/cuda/tune_launch.h"
 
 namespace stillhouse::cuda {
@@ -27,16 +28,31 @@ __device__ double Element(const Operand& x, int64_t at) {
                 : static_cast<double>(static_cast<const float*>(x.data)[at]);
 }
 
-__global__ void ReferenceKernel(DecomposeKShape s, double* out) {
+__global__ void ReferenceKernel(DecomposeKShape s, int64_t step, int64_t count, double* out) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (i >= s.m * s.n) return;
-  const int64_t row = i / s.n, column = i % s.n;
+  if (i >= count) return;
+  const int64_t row = i * step / s.n, column = i * step % s.n;
   double sum = 0.0;
   for (int64_t k = 0; k < s.k; ++k) {
     sum += Element(s.a, row * s.a.stride_outer + k * s.a.stride_k) *
            Element(s.b, column * s.b.stride_outer + k * s.b.stride_k);
   }
   out[i] = sum;
+}
+
+template <typename T>
+__global__ void ErrorsKernel(const double* want, const T* got, int64_t step, int64_t count, double* sums) {
+  double difference = 0.0, norm = 0.0;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count; i += gridDim.x * kThreads) {
+    const double d = static_cast<double>(ToFloat(got[i * step])) - want[i];
+    difference += d * d;
+    norm += want[i] * want[i];
+  }
+  difference = BlockSum<kThreads>(difference);
+  norm = BlockSum<kThreads>(norm);
+  if (threadIdx.x > 0) return;
+  sums[2 * blockIdx.x] = difference;
+  sums[2 * blockIdx.x + 1] = norm;
 }
 
 }  // namespace
@@ -51,8 +67,19 @@ void LaunchRandom(void* to, bool bf16, int64_t count, float scale, uint32_t seed
   STILLHOUSE_CUDA_LAUNCHED();
 }
 
-void LaunchReferenceProduct(const DecomposeKShape& s, double* out, cudaStream_t stream) {
-  ReferenceKernel<<<static_cast<unsigned>(CeilDiv(s.m * s.n, kThreads)), kThreads, 0, stream>>>(s, out);
+void LaunchReferenceProduct(const DecomposeKShape& s, int64_t step, int64_t count, double* out, cudaStream_t stream) {
+  ReferenceKernel<<<static_cast<unsigned>(CeilDiv(count, kThreads)), kThreads, 0, stream>>>(s, step, count, out);
+  STILLHOUSE_CUDA_LAUNCHED();
+}
+
+void LaunchErrors(const double* want, const void* got, bool bf16, int64_t step, int64_t count, double* sums,
+                  cudaStream_t stream) {
+  if (bf16) {
+    ErrorsKernel<<<kErrorSums / 2, kThreads, 0, stream>>>(want, static_cast<const __nv_bfloat16*>(got), step, count,
+                                                          sums);
+  } else {
+    ErrorsKernel<<<kErrorSums / 2, kThreads, 0, stream>>>(want, static_cast<const float*>(got), step, count, sums);
+  }
   STILLHOUSE_CUDA_LAUNCHED();
 }
 

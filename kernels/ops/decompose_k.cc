@@ -17,7 +17,9 @@ void Check(const DecomposeKArgs& args) {
   const int64_t n = args.b.dim(1);
   if (OverRows(options.epilogue)) {
     STILLHOUSE_CHECK(n <= kMaxRowEpilogue) << n << " columns";
-    STILLHOUSE_CHECK(options.design != DecomposeKDesign::kCluster) << "an epilogue over rows takes two launches";
+    const bool one_launch =
+        options.design == DecomposeKDesign::kCluster || options.design == DecomposeKDesign::kExchange;
+    STILLHOUSE_CHECK(!one_launch) << "an epilogue over rows takes two launches";
   }
   if (options.epilogue == Epilogue::kTopK) {
     STILLHOUSE_CHECK(options.top_k > 0 && options.top_k <= kMaxTopK && options.top_k <= n) << options.top_k;

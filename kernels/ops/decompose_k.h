@@ -25,6 +25,7 @@ enum class DecomposeKDesign : uint8_t {
   kAuto,
   kTwoLaunches,  // partial products [S, M, N] in memory, then a reducer over flat elements, or rows
   kCluster,      // one launch: the slices of K are a cluster's blocks, which add up through shared memory
+  kExchange,     // one launch: blocks leave each other their sums in memory, where all of them run at once
 };
 
 struct DecomposeKOptions {
@@ -34,9 +35,11 @@ struct DecomposeKOptions {
   int32_t sinkhorn_n = 0;
   int32_t sinkhorn_rounds = 20;
   float sinkhorn_eps = 1e-6f;  // added to every sum that divides
-  // Left alone, chosen by shape. The cluster design has the epilogues of single elements only.
+  // Left alone, chosen by shape. The designs of one launch have the epilogues of single elements only.
   DecomposeKDesign design = DecomposeKDesign::kAuto;
   int32_t splits = 0;  // slices of K; 0: chosen
+  // b is a weight, which nothing that may still run when the op is called writes: a kernel may read it ahead of time.
+  bool constant_b = false;
 };
 
 // out = epilogue(A · B). a f32 or bf16 [M, K] and b f32 or bf16 [K, N], any strides (a weight [N, K] is transposed,

@@ -10,7 +10,9 @@ enum class DecomposeKWay : uint8_t {
   kSlices,     // slices of K through shared memory, then a reducer (none for a single slice)
   kFragments,  // slices of K from memory to registers, any operands, then a reducer
   kCluster,    // one launch: the slices are a cluster's blocks; splits is a power of two, at most 16
-  kLibrary,    // cuBLAS, then a reducer that applies the epilogue
+  kExchange,   // one launch, as kSlices: its blocks, one a multiprocessor, leave each other their sums in memory
+  kLibrary,    // cuBLAS, then what becomes of the product
+  kSkinny,     // at most 16 rows times a weight (skinny.cu), with what follows where the kernel has it
 };
 
 struct DecomposeKPlan {

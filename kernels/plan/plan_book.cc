@@ -24,9 +24,10 @@ constexpr int64_t kMaxExtent = int64_t{1} << 31;
 
 constexpr std::array<std::string_view, 3> kDTypes = {"f32", "bf16", "mixed"};
 constexpr std::array<std::string_view, 3> kLayouts = {"b-rows", "b-columns", "other"};
-constexpr std::array<std::string_view, 2> kEpilogues = {"element", "row"};
+constexpr std::array<std::string_view, 7> kEpilogues = {"element",     "row", "none", "normed",
+                                                        "scaled-rows", "glu", "turn"};
 constexpr std::array<std::string_view, 6> kBuckets = {"1", "2-8", "9-32", "33-128", "129-512", "513+"};
-constexpr std::array<std::string_view, 4> kWays = {"slices", "fragments", "cluster", "library"};
+constexpr std::array<std::string_view, 6> kWays = {"slices", "fragments", "cluster", "exchange", "library", "skinny"};
 
 template <typename E, size_t kCount>
 std::string_view NameOf(const std::array<std::string_view, kCount>& names, E value) {
@@ -161,7 +162,7 @@ RowBucket BucketOf(int64_t m) {
 }
 
 int64_t RowsOf(RowBucket bucket) {
-  constexpr int64_t kRows[] = {1, 4, 16, 64, 256, 1024};
+  constexpr int64_t kRows[] = {1, 8, 16, 64, 256, 1024};
   return kRows[static_cast<size_t>(bucket)];
 }
 
@@ -239,6 +240,33 @@ std::optional<DecomposeKPlan> PlanBook::Find(const DecomposeKKey& key) const {
   const auto it = decompose_k_.find(key);
   if (it == decompose_k_.end()) return std::nullopt;
   return it->second.plan;
+}
+
+PlanTable PlanBook::TableFor(std::string_view gpu) const {
+  PlanTable table;
+  for (const auto& [key, plan] : decompose_k_) {
+    if (key.gpu == gpu) table.Put(key, plan.plan);
+  }
+  return table;
+}
+
+const DecomposeKPlan* PlanTable::Find(const DecomposeKKey& key) const {
+  const auto it = plans_.find(key);
+  return it == plans_.end() ? nullptr : &it->second;
+}
+
+size_t PlanTable::Hash::operator()(const DecomposeKKey& key) const {
+  uint64_t hash = static_cast<uint64_t>(key.n) * 0x9e3779b97f4a7c15ull + static_cast<uint64_t>(key.k);
+  for (const uint64_t part : {static_cast<uint64_t>(key.dtype), static_cast<uint64_t>(key.m),
+                              static_cast<uint64_t>(key.layout), static_cast<uint64_t>(key.epilogue)}) {
+    hash = hash << 3 ^ hash >> 61 ^ part;
+  }
+  return static_cast<size_t>(hash * 0xbf58476d1ce4e5b9ull >> 16);
+}
+
+bool PlanTable::Same::operator()(const DecomposeKKey& a, const DecomposeKKey& b) const {
+  return a.n == b.n && a.k == b.k && a.m == b.m && a.epilogue == b.epilogue && a.layout == b.layout &&
+         a.dtype == b.dtype;
 }
 
 int PlanBook::CountFor(std::string_view text) const {

@@ -19,6 +19,7 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <unordered_map>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -26,14 +27,19 @@
 
 namespace stillhouse {
 
-enum class PlanDType : uint8_t { kF32, kBf16, kMixed };          // of both operands
-enum class PlanLayout : uint8_t { kBRows, kBColumns, kOther };   // A's rows contiguous, and B's rows or columns
-enum class PlanEpilogue : uint8_t { kElement, kRow };            // what it needs: one element, or a row
+enum class PlanDType : uint8_t { kF32, kBf16, kMixed };         // of both operands
+enum class PlanLayout : uint8_t { kBRows, kBColumns, kOther };  // A's rows contiguous, and B's rows or columns
+// What becomes of the product. Decompose-K's: what needs one element, or a row. Linear's: nothing (a bias, or what the
+// product is added to). The fused ops' (kernels/ops/fused.h), of rows that a sum left scaled: nothing (NormLinear),
+// gates (NormSwiGlu), heads that are turned (NormQkvRope); and rows left scaled by a sum (LinearAdd).
+enum class PlanEpilogue : uint8_t { kElement, kRow, kNone, kNormed, kScaledRows, kGlu, kTurn };
 enum class RowBucket : uint8_t { k1, k2, k9, k33, k129, k513 };  // rows of A: 1, 2-8, 9-32, 33-128, 129-512, 513+
+// Linear's and the fused ops': rows times a weight [N, K], kBColumns.
+inline bool IsLinear(PlanEpilogue epilogue) { return epilogue > PlanEpilogue::kRow; }
 
 inline constexpr int kRowBuckets = 6;
 RowBucket BucketOf(int64_t m);
-// The rows that stand for a bucket where it is timed: about its middle, 1024 for the last.
+// The rows that stand for a bucket where it is timed.
 int64_t RowsOf(RowBucket bucket);
 // As files write them: "2-8", "b-rows", "element". False for other text.
 bool ParseRowBucket(std::string_view text, RowBucket* bucket);
@@ -61,6 +67,25 @@ struct TimedPlan {
   double microseconds = 0.0;  // when it was chosen; 0: not known
 };
 
+// The plans for one GPU as products look them up: by a hash of their shapes, whatever the keys' `gpu`. Copies nothing,
+// locks nothing.
+class PlanTable {
+ public:
+  // Null: there is no plan.
+  const DecomposeKPlan* Find(const DecomposeKKey& key) const;
+  // Replaces what was there; while nothing looks for plans.
+  void Put(const DecomposeKKey& key, const DecomposeKPlan& plan) { plans_[key] = plan; }
+
+ private:
+  struct Hash {
+    size_t operator()(const DecomposeKKey& key) const;
+  };
+  struct Same {
+    bool operator()(const DecomposeKKey& a, const DecomposeKKey& b) const;
+  };
+  std::unordered_map<DecomposeKKey, DecomposeKPlan, Hash, Same> plans_;
+};
+
 // Not changed once it is shared.
 class PlanBook {
  public:
@@ -77,6 +102,7 @@ class PlanBook {
   // The other book's plans go first.
   void AddAll(const PlanBook& other);
   std::optional<DecomposeKPlan> Find(const DecomposeKKey& key) const;
+  PlanTable TableFor(std::string_view gpu) const;
   // Plans for the GPU whose name `text` begins with ("NVIDIA H200 bf16").
   int CountFor(std::string_view text) const;
   const std::map<DecomposeKKey, TimedPlan>& decompose_k() const { return decompose_k_; }

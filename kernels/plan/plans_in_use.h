@@ -7,7 +7,7 @@
 
 namespace stillhouse {
 
-// Before the first op runs, from one thread.
+// Before the first backend is made, from one thread.
 void UsePlans(const PlanBook& book);
 const PlanBook& PlansInUse();
 

@@ -1,10 +1,13 @@
 // stillhouse-tune: times the ways to run a product on this machine's GPU and writes the fastest to a plan file.
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -25,7 +28,41 @@ std::vector<RowBucket> AllRows() {
   return rows;
 }
 
-// What the project's own models and benchmarks run: routers, coefficient maps of four streams, small squares.
+// The products of a decode step: those of a layer as the fused ops end them and alone, and the output's.
+struct Model {
+  int64_t width, qkv, attended, ffn, vocabulary;
+};
+constexpr Model kModels[] = {
+    {576, 960, 576, 1536, 49152},       // SmolLM2-135M
+    {4096, 6144, 4096, 14336, 128256},  // Llama-3.1-8B
+    {2560, 6144, 4096, 9728, 151936},   // Qwen3-4B
+};
+
+std::vector<TuneProduct> ModelProducts(const std::vector<RowBucket>& rows) {
+  std::vector<RowBucket> few;
+  std::copy_if(rows.begin(), rows.end(), std::back_inserter(few), [](RowBucket b) { return b < RowBucket::k513; });
+  std::vector<TuneProduct> products;
+  const auto add = [&](int64_t n, int64_t k, PlanEpilogue epilogue) {
+    products.push_back({n, k, PlanDType::kBf16, PlanLayout::kBColumns, epilogue, few});
+  };
+  for (const Model& model : kModels) {
+    for (const auto& [n, k, ending] : std::vector<std::tuple<int64_t, int64_t, PlanEpilogue>>{
+             {model.qkv, model.width, PlanEpilogue::kTurn},
+             {model.width, model.attended, PlanEpilogue::kScaledRows},
+             {2 * model.ffn, model.width, PlanEpilogue::kGlu},
+             {model.width, model.ffn, PlanEpilogue::kScaledRows}}) {
+      add(n, k, ending);
+      add(n, k, PlanEpilogue::kNone);
+    }
+    add(model.qkv, model.width, PlanEpilogue::kNormed);  // heads that are normalised, then turned
+    add(model.vocabulary, model.width, PlanEpilogue::kNormed);
+    add(model.vocabulary, model.width, PlanEpilogue::kNone);
+  }
+  return products;
+}
+
+// What the project's own models and benchmarks run: routers, coefficient maps of four streams, small squares, and the
+// products of models that are served.
 std::vector<TuneProduct> CommonProducts(const std::vector<RowBucket>& rows) {
   std::vector<TuneProduct> products;
   for (PlanLayout layout : {PlanLayout::kBRows, PlanLayout::kBColumns}) {
@@ -38,10 +75,11 @@ std::vector<TuneProduct> CommonProducts(const std::vector<RowBucket>& rows) {
     products.push_back({256, 7168, PlanDType::kBf16, layout, PlanEpilogue::kRow, rows});
     products.push_back({24, 16384, PlanDType::kBf16, layout, PlanEpilogue::kRow, rows});
   }
+  for (const TuneProduct& product : ModelProducts(rows)) products.push_back(product);
   return products;
 }
 
-// "N,K[,b-rows|b-columns[,element|row]]"
+// "N,K[,b-rows|b-columns[,epilogue]]"
 absl::StatusOr<TuneProduct> ParseProduct(const std::string& text, const std::vector<RowBucket>& rows) {
   const std::vector<std::string> words = absl::StrSplit(text, ',');
   TuneProduct product;
@@ -57,6 +95,12 @@ absl::StatusOr<TuneProduct> ParseProduct(const std::string& text, const std::vec
   }
   if (product.epilogue == PlanEpilogue::kRow && product.n > 1024) {
     return absl::InvalidArgumentError(StrCat("'", text, "': epilogues over rows have at most 1024 columns"));
+  }
+  // Heads that are turned are taken to be 64 wide.
+  const int64_t step = product.epilogue == PlanEpilogue::kTurn ? 64 : product.epilogue == PlanEpilogue::kGlu ? 8 : 1;
+  if (IsLinear(product.epilogue) &&
+      (product.layout != PlanLayout::kBColumns || product.n % step != 0 || product.n < 3 * step)) {
+    return absl::InvalidArgumentError(StrCat("'", text, "': a weight lies b-columns, with N a multiple of ", step));
   }
   return product;
 }
@@ -121,7 +165,9 @@ int main(int argc, char** argv) {
   std::vector<std::string> products, rows;
   app.add_option("--output", output, "plan file to write or add to; left out: the terminal");
   app.add_option("--device", device, "GPU")->check(CLI::Range(0, 255));
-  app.add_option("--product", products, "N,K[,b-rows|b-columns[,element|row]]; may be repeated. Left out: common ones")
+  app.add_option("--product", products,
+                 "N,K[,b-rows|b-columns[,element|row|none|normed|scaled-rows|glu|turn]]; may be repeated. Left out: "
+                 "common ones")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   app.add_option("--rows", rows, "rows to tune for: 1, 2-8, 9-32, 33-128, 129-512, 513+; left out: all")

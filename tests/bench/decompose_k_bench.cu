@@ -27,6 +27,7 @@ __global__ void Relu(__nv_bfloat16* x, int count) {
 struct Bench {
   cudaStream_t stream;
   cublasHandle_t cublas;
+  float* exchange;
   std::mt19937 rng{11};
 
   std::vector<__nv_bfloat16> Random(int64_t count, float scale) {
@@ -36,8 +37,8 @@ struct Bench {
     return values;
   }
 
-  // b_rows: B is row-major [K, N]; otherwise its columns are contiguous (a weight [N, K]).
-  void Run(const char* name, int64_t m, int64_t n, int64_t k, bool b_rows, double floor, double goal,
+  // b_rows: B is row-major [K, N]; otherwise its columns are contiguous (a weight [N, K]). weight: B is constant.
+  void Run(const char* name, int64_t m, int64_t n, int64_t k, bool b_rows, bool weight, double floor, double goal,
            std::vector<ResultRow>& results) {
     const auto host_a = Random(m * k, 1.0f), host_b = Random(k * n, 1.0f / std::sqrt(static_cast<float>(k)));
     auto* a = DeviceArray<__nv_bfloat16>(m * k);
@@ -74,12 +75,15 @@ struct Bench {
     shape.k = k;
     shape.op = cuda::ElementOp::kRelu;
     shape.out = out;
+    shape.out_stride = n;
+    shape.constant_b = weight;
     const auto time = [&](const DecomposeKPlan& plan) {
       STILLHOUSE_CUDA_CHECK(cudaMemset(out, 0xff, want.size() * 4));
       STILLHOUSE_CUDA_CHECK(cudaDeviceSynchronize());
       const auto work = [&] {
         if (plan.way == DecomposeKWay::kLibrary) gemm(partials, CUDA_R_32F);
-        cuda::LaunchDecomposeK(shape, plan, nullptr, partials, stream);
+        cuda::LaunchDecomposeK(shape, plan, nullptr, plan.way == DecomposeKWay::kExchange ? exchange : partials,
+                               stream);
       };
       work();
       STILLHOUSE_CUDA_CHECK(cudaStreamSynchronize(stream));
@@ -97,6 +101,7 @@ struct Bench {
       if (p.way == DecomposeKWay::kLibrary) return std::string("cuBLAS, then the epilogue");
       return std::to_string(p.tile_m) + "x" + std::to_string(p.tile_n) + " tiles, " + std::to_string(p.splits) +
              (p.way == DecomposeKWay::kCluster     ? " in a cluster"
+              : p.way == DecomposeKWay::kExchange  ? " slices in one launch"
               : p.way == DecomposeKWay::kFragments ? " slices from memory"
                                                    : " slices through shared memory");
     };
@@ -113,7 +118,7 @@ struct Bench {
         best = plan;
       }
     }
-    const DecomposeKPlan chosen = cuda::ChooseDecomposeKPlan(shape, 132, false, 0, 0);
+    const DecomposeKPlan chosen = cuda::ChooseDecomposeKPlan(shape, 132, false, 0, cuda::DecomposeKCut::kAny);
     row_of("", time(chosen), chosen);
     row_of(", best of the sweep", best_time, best);
     for (void* p : {static_cast<void*>(a), static_cast<void*>(b), static_cast<void*>(c), static_cast<void*>(reference),
@@ -130,16 +135,21 @@ void Main(const char* path, const char* commit) {
   CheckCublas(cublasSetStream(bench.cublas, bench.stream));
   void* workspace = DeviceArray<char>(64 << 20);
   CheckCublas(cublasSetWorkspace(bench.cublas, workspace, 64 << 20));
+  bench.exchange = DeviceArray<float>(cuda::kExchangeBytes / 4);
+  STILLHOUSE_CUDA_CHECK(cudaMemset(bench.exchange, 0xff, cuda::kExchangeBytes));
   std::vector<ResultRow> results;
-  bench.Run("16x16, K 8192", 16, 16, 8192, true, 0.06, 2.5, results);
-  bench.Run("16x16, K 32768", 16, 16, 32768, true, 0.5, 3.0, results);
-  bench.Run("64x64, K 8192", 64, 64, 8192, true, 0.0, 3.0, results);
-  bench.Run("64x64, K 32768", 64, 64, 32768, true, 0.0, 4.0, results);
-  bench.Run("router 1x256, K 7168", 1, 256, 7168, true, 0.9, 3.5, results);
-  bench.Run("router 64x256, K 7168", 64, 256, 7168, true, 0.9, 4.0, results);
-  bench.Run("router 256x256, K 7168", 256, 256, 7168, true, 0.9, 5.5, results);
-  bench.Run("router 1x256, K 7168, B by columns", 1, 256, 7168, false, 0.9, 3.5, results);
-  bench.Run("64x64, K 32768, B by columns", 64, 64, 32768, false, 0.0, 4.0, results);
+  bench.Run("16x16, K 8192", 16, 16, 8192, true, false, 0.06, 2.5, results);
+  bench.Run("16x16, K 32768", 16, 16, 32768, true, false, 0.5, 3.0, results);
+  bench.Run("64x64, K 8192", 64, 64, 8192, true, false, 0.0, 3.0, results);
+  bench.Run("64x64, K 32768", 64, 64, 32768, true, false, 0.0, 4.0, results);
+  for (const bool weight : {false, true}) {
+    const std::string how = weight ? ", a weight" : "";
+    bench.Run(("router 1x256, K 7168" + how).c_str(), 1, 256, 7168, true, weight, 0.9, 3.5, results);
+    bench.Run(("router 64x256, K 7168" + how).c_str(), 64, 256, 7168, true, weight, 0.9, 4.0, results);
+    bench.Run(("router 256x256, K 7168" + how).c_str(), 256, 256, 7168, true, weight, 0.9, 5.5, results);
+  }
+  bench.Run("router 1x256, K 7168, a weight by columns", 1, 256, 7168, false, true, 0.9, 3.5, results);
+  bench.Run("64x64, K 32768, B by columns", 64, 64, 32768, false, false, 0.0, 4.0, results);
   WriteResults(path, commit, "decompose_k_bench", results);
 }
 

@@ -10,6 +10,9 @@
 namespace stillhouse::testing {
 namespace {
 
+constexpr DecomposeKDesign kDesigns[] = {DecomposeKDesign::kTwoLaunches, DecomposeKDesign::kCluster,
+                                         DecomposeKDesign::kExchange};
+
 enum class Lie { kRows, kColumns, kEverySecond };  // row-major, column-major, base[:, ::2]
 
 float Bf16(float x) {
@@ -105,7 +108,7 @@ TEST_P(DecomposeKSizes, MatchesReferenceHoweverOperandsLie) {
   for (Lie a : {Lie::kRows, Lie::kColumns, Lie::kEverySecond}) {
     for (Lie b : {Lie::kRows, Lie::kColumns, Lie::kEverySecond}) {
       const Tensor ta = Lay(ctx, p.a, m, k, dtype, a), tb = Lay(ctx, p.b, k, n, dtype, b);
-      for (DecomposeKDesign design : {DecomposeKDesign::kTwoLaunches, DecomposeKDesign::kCluster}) {
+      for (DecomposeKDesign design : kDesigns) {
         for (int32_t splits : all_splits) {
           // The CPU has one way.
           const bool again = design != DecomposeKDesign::kTwoLaunches || splits != 0;
@@ -167,7 +170,7 @@ TEST(DecomposeK, EpiloguesOfElements) {
     const Doubles bias = RandomValues(rng, n);
     for (Epilogue epilogue :
          {Epilogue::kNone, Epilogue::kRelu, Epilogue::kSilu, Epilogue::kSigmoid, Epilogue::kScaleBias}) {
-      for (DecomposeKDesign design : {DecomposeKDesign::kTwoLaunches, DecomposeKDesign::kCluster}) {
+      for (DecomposeKDesign design : kDesigns) {
         DecomposeKOptions options;
         options.epilogue = epilogue;
         options.design = design;
@@ -242,7 +245,7 @@ TEST(DecomposeK, RepeatsItsBits) {
   const Problem p = MakeProblem(rng, 33, 64, 3000, DType::kBF16, DType::kBF16);
   const Tensor a = Lay(ctx, p.a, 33, 3000, DType::kBF16, Lie::kRows),
                b = Lay(ctx, p.b, 3000, 64, DType::kBF16, Lie::kRows);
-  for (DecomposeKDesign design : {DecomposeKDesign::kTwoLaunches, DecomposeKDesign::kCluster}) {
+  for (DecomposeKDesign design : kDesigns) {
     DecomposeKOptions options;
     options.design = design;
     const std::vector<float> first = ctx.ToFloats(DecomposeK(ctx, a, b, options));

@@ -52,6 +52,20 @@ TEST(PlanBook, ReadsWhatItPrints) {
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_EQ(again->Print(), book.Print());
   EXPECT_EQ(again->Find(kKey), kPlan);
+  // Every way and every epilogue has a name.
+  for (const DecomposeKWay way : {DecomposeKWay::kSlices, DecomposeKWay::kFragments, DecomposeKWay::kCluster,
+                                  DecomposeKWay::kExchange, DecomposeKWay::kLibrary, DecomposeKWay::kSkinny}) {
+    for (const PlanEpilogue epilogue :
+         {PlanEpilogue::kElement, PlanEpilogue::kRow, PlanEpilogue::kNone, PlanEpilogue::kNormed,
+          PlanEpilogue::kScaledRows, PlanEpilogue::kGlu, PlanEpilogue::kTurn}) {
+      PlanBook one;
+      other.epilogue = epilogue;
+      one.Add(other, {{way, 16, 16, 2}, 1.0});
+      const auto read = PlanBook::Parse(one.Print());
+      ASSERT_TRUE(read.ok()) << read.status();
+      EXPECT_EQ(read->Find(other), (DecomposeKPlan{way, 16, 16, 2}));
+    }
+  }
   EXPECT_THAT(book.Print(), HasSubstr(kLine));
 }
 
@@ -76,6 +90,12 @@ TEST(PlanBook, FindsByEveryPartOfTheKey) {
   others[5].layout = PlanLayout::kBColumns;
   others[6].epilogue = PlanEpilogue::kRow;
   for (const DecomposeKKey& key : others) EXPECT_FALSE(book->Find(key)) << PlanBook::PrintLine(key, {});
+  // A GPU's table has its own plans alone, and finds them by everything else.
+  const PlanTable table = book->TableFor("NVIDIA H200");
+  ASSERT_NE(table.Find(kKey), nullptr);
+  EXPECT_EQ(*table.Find(kKey), kPlan);
+  for (size_t i = 1; i < others.size(); ++i) EXPECT_EQ(table.Find(others[i]), nullptr) << i;
+  EXPECT_EQ(book->TableFor("NVIDIA H100").Find(kKey), nullptr);
 }
 
 TEST(PlanBook, CountsThePlansOfAGpu) {
@@ -94,6 +114,17 @@ TEST(PlanBook, ShipsPlansForTheH200) {
   const auto plan = PlanBook::Shipped().Find(kKey);
   ASSERT_TRUE(plan);
   EXPECT_GE(plan->splits, 1);
+  // Also for the products of the models that are served, as many rows as a decode step has.
+  constexpr std::pair<int64_t, int64_t> kProducts[] = {{960, 576},    {576, 576},     {3072, 576},   {576, 1536},
+                                                       {49152, 576},  {6144, 4096},   {4096, 4096},  {28672, 4096},
+                                                       {4096, 14336}, {128256, 4096}, {6144, 2560},  {2560, 4096},
+                                                       {19456, 2560}, {2560, 9728},   {151936, 2560}};
+  for (const auto& [n, k] : kProducts) {
+    for (const RowBucket m : {RowBucket::k1, RowBucket::k2, RowBucket::k9, RowBucket::k33, RowBucket::k129}) {
+      const DecomposeKKey key{"NVIDIA H200", PlanDType::kBf16, m, n, k, PlanLayout::kBColumns, PlanEpilogue::kNone};
+      EXPECT_TRUE(PlanBook::Shipped().Find(key)) << PlanBook::PrintLine(key, {});
+    }
+  }
 }
 
 TEST(PlanBook, BucketsMeetWithoutGaps) {

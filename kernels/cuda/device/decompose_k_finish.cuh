@@ -25,6 +25,17 @@ __device__ __forceinline__ float Finish(const DecomposeKShape& s, int64_t n, flo
   return c;
 }
 
+// Where an element goes, and what it is added to: asked for before its sum is known.
+__device__ __forceinline__ float* PlaceOf(const DecomposeKShape& s, int64_t row, int64_t n) {
+  return s.out + row * s.out_stride + n;
+}
+__device__ __forceinline__ float Before(const DecomposeKShape& s, int64_t row, int64_t n) {
+  return s.add ? *PlaceOf(s, row, n) : 0.0f;
+}
+__device__ __forceinline__ void Store(const DecomposeKShape& s, int64_t row, int64_t n, float c, float before) {
+  *PlaceOf(s, row, n) = Finish(s, n, c) + before;
+}
+
 }  // namespace stillhouse::cuda
 
 #endif  // STILLHOUSE_KERNELS_CUDA_DEVICE_DECOMPOSE_K_FINISH_CUH_

@@ -1,0 +1,222 @@
+// Plans are obeyed: products with a bf16 weight, alone and fused, go the way that a plan says. On CUDA; every test has
+// shapes of its own, for plans that are in use stay so.
+#include <gtest/gtest.h>
+
+#include <cstring>
+
+#include "kernels/base/strings.h"
+#include "kernels/ops/decompose_k.h"
+#include "kernels/ops/fused.h"
+#include "kernels/ops/matmul.h"
+#include "kernels/ops/quant.h"
+#include "kernels/ops/random_fill.h"
+#include "kernels/plan/plans_in_use.h"
+#include "tests/kernels/fp64_reference.h"
+
+namespace stillhouse::testing {
+namespace {
+
+std::unique_ptr<Backend> MakeBf16Backend() {
+  if (!CudaForTests()) return nullptr;
+  CudaBackendOptions options;
+  options.threads = 1;
+  options.storage = CudaStorage::kBf16;
+  auto backend = MakeCudaBackend(options);
+  return backend.ok() ? *std::move(backend) : nullptr;
+}
+
+// "cuda NVIDIA H200 bf16" is of the GPU "NVIDIA H200".
+std::string GpuOf(const Backend& backend) {
+  const std::string name = backend.name();
+  const size_t begin = name.find(' ') + 1;
+  return name.substr(begin, name.rfind(' ') - begin);
+}
+
+// A backend that also runs by this plan.
+std::unique_ptr<Backend> WithPlan(const Backend& other, const DecomposeKKey& key, const DecomposeKPlan& plan) {
+  PlanBook book;
+  DecomposeKKey of_gpu = key;
+  of_gpu.gpu = GpuOf(other);
+  book.Add(of_gpu, {plan, 0.0});
+  UsePlans(book);
+  return MakeBf16Backend();
+}
+
+DecomposeKKey KeyOf(int64_t m, int64_t n, int64_t k, PlanEpilogue epilogue) {
+  DecomposeKKey key;
+  key.m = BucketOf(m);
+  key.n = n;
+  key.k = k;
+  key.layout = PlanLayout::kBColumns;
+  key.epilogue = epilogue;
+  return key;
+}
+
+Tensor Random(const Context& ctx, DType dtype, const Shape& shape, uint64_t seed) {
+  const Tensor t = ctx.Empty(dtype, shape);
+  RandomFill(ctx, {t, dtype == DType::kBF16 ? 0.3f : 1.0f, seed});
+  return t;
+}
+
+std::vector<float> Values(const Context& ctx, const Tensor& t) {
+  if (t.dtype() != DType::kBF16) return ctx.ToFloats(t);
+  std::vector<uint16_t> bits(static_cast<size_t>(t.elements()));
+  ctx.backend->Download(t, bits.data());
+  std::vector<float> values;
+  for (uint16_t b : bits) values.push_back(Bf16ToFloat(b));
+  return values;
+}
+
+Doubles Widened(const std::vector<float>& values) { return Doubles(values.begin(), values.end()); }
+
+// x · weightᵀ of rows rounded to bf16.
+Doubles Product(const Context& ctx, const Tensor& x, const Tensor& weight) {
+  const std::vector<float> rows = Values(ctx, x), w = Values(ctx, weight);
+  const int64_t m = x.dim(0), n = weight.dim(0), k = x.dim(1);
+  Doubles out(static_cast<size_t>(m * n), 0.0);
+  for (int64_t r = 0; r < m; ++r) {
+    for (int64_t c = 0; c < n; ++c) {
+      double sum = 0.0;
+      for (int64_t i = 0; i < k; ++i) {
+        sum += static_cast<double>(Bf16ToFloat(FloatToBf16(rows[r * k + i]))) * static_cast<double>(w[c * k + i]);
+      }
+      out[static_cast<size_t>(r * n + c)] = sum;
+    }
+  }
+  return out;
+}
+
+TEST(LinearPlan, LinearRunsDecomposeKWhereAPlanSaysSo) {
+  const auto plain = MakeBf16Backend();
+  if (!plain) GTEST_SKIP() << "no bf16 storage here";
+  const int64_t m = 5, n = 136, k = 2048;
+  const Context before{plain.get()};
+  const Tensor x = Random(before, DType::kF32, {m, k}, 1), w = Random(before, DType::kBF16, {n, k}, 2);
+  const std::vector<float> by_itself = before.ToFloats(Linear(before, x, w));
+  const auto planned = WithPlan(*plain, KeyOf(m, n, k, PlanEpilogue::kNone), {DecomposeKWay::kSlices, 16, 32, 8});
+  const Context ctx{planned.get()};
+  const std::vector<float> got = ctx.ToFloats(Linear(ctx, x, w));
+  // The bits of the op of that name, which are not those of the kernel for few rows.
+  std::vector<uint16_t> rounded;
+  for (float v : ctx.ToFloats(x)) rounded.push_back(FloatToBf16(v));
+  const Tensor a = ctx.Empty(DType::kBF16, {m, k});
+  ctx.backend->Upload(rounded.data(), a);
+  DecomposeKOptions options;
+  options.design = DecomposeKDesign::kTwoLaunches;
+  options.splits = 8;
+  EXPECT_EQ(got, ctx.ToFloats(DecomposeK(ctx, a, w.Transpose(0, 1), options)));
+  EXPECT_NE(got, by_itself);
+  EXPECT_LE(RelativeError(Widened(got), Product(ctx, x, w)), 5e-6);
+  // Other rows have no plan.
+  const Tensor row = x.Slice(0, 0, 1);
+  EXPECT_EQ(ctx.ToFloats(Linear(ctx, row, w)), before.ToFloats(Linear(before, row, w)));
+}
+
+// Every way, with a bias and without, also into a row that is a part of a wider one, and in steps that are recorded.
+TEST(LinearPlan, EveryWayIsTheProduct) {
+  const auto plain = MakeBf16Backend();
+  if (!plain) GTEST_SKIP() << "no bf16 storage here";
+  struct Case {
+    int64_t m, n, k;
+    DecomposeKPlan plan;
+  };
+  using Way = DecomposeKWay;
+  const Case kCases[] = {
+      {1, 40, 4096, {Way::kSlices, 16, 16, 16}},       {1, 48, 4096, {Way::kExchange, 16, 16, 16}},
+      {7, 56, 4096, {Way::kExchange, 16, 32, 32}},     {16, 72, 4096, {Way::kExchange, 16, 64, 64}},
+      {16, 80, 4096, {Way::kCluster, 16, 16, 8}},      {30, 88, 4096, {Way::kExchange, 32, 32, 11}},
+      {64, 100, 4096, {Way::kExchange, 32, 64, 3}},    {70, 104, 4096, {Way::kExchange, 64, 64, 5}},
+      {130, 112, 4096, {Way::kExchange, 128, 64, 16}}, {33, 120, 4096, {Way::kSlices, 32, 32, 1}},
+      {9, 128, 4096, {Way::kLibrary, 16, 16, 1}},      {3, 136, 4096, {Way::kSkinny, 16, 16, 1}},
+  };
+  uint64_t seed = 10;
+  for (const Case& c : kCases) {
+    SCOPED_TRACE(PlanBook::PrintLine(KeyOf(c.m, c.n, c.k, PlanEpilogue::kNone), {c.plan, 0.0}));
+    const auto backend = WithPlan(*plain, KeyOf(c.m, c.n, c.k, PlanEpilogue::kNone), c.plan);
+    const Context ctx{backend.get()};
+    const Tensor x = Random(ctx, DType::kF32, {c.m, c.k}, seed++), w = Random(ctx, DType::kBF16, {c.n, c.k}, seed++);
+    const Tensor bias = Random(ctx, DType::kF32, {c.n}, seed++);
+    const Doubles want = Product(ctx, x, w);
+    PoisonNext(ctx, {c.m, c.n});
+    const std::vector<float> got = ctx.ToFloats(Linear(ctx, x, w));
+    EXPECT_LE(RelativeError(Widened(got), want), 5e-6);
+    for (int i = 0; i < 5; ++i) ASSERT_EQ(ctx.ToFloats(Linear(ctx, x, w)), got);
+    Doubles biased = want;
+    const std::vector<float> biases = ctx.ToFloats(bias);
+    for (size_t i = 0; i < want.size(); ++i) biased[i] += static_cast<double>(biases[i % biases.size()]);
+    EXPECT_LE(RelativeError(Widened(ctx.ToFloats(Linear(ctx, x, w, bias))), biased), 5e-6);
+    // A recorded step runs again on other rows.
+    const Tensor rows = ctx.EmptyF32({c.m, c.k}), out = ctx.EmptyF32({c.m, c.n});
+    backend->Zero(rows);
+    const auto step = backend->Record([&] { ctx.kernels().Linear(*backend, {rows, w, Tensor(), out}); });
+    ASSERT_NE(step, nullptr);
+    for (int i = 0; i < 3; ++i) {
+      backend->Copy(x, rows);
+      step->Run();
+      EXPECT_EQ(ctx.ToFloats(out), got);
+      backend->Zero(rows);
+      step->Run();
+      EXPECT_EQ(ctx.ToFloats(out), std::vector<float>(got.size(), 0.0f));
+    }
+  }
+}
+
+// The ops that end in one launch by themselves: a plan may say that they go apart.
+TEST(LinearPlan, FusedOpsGoApartWhereAPlanSaysSo) {
+  const auto plain = MakeBf16Backend();
+  if (!plain) GTEST_SKIP() << "no bf16 storage here";
+  const int64_t m = 6, n = 320, k = 1600;
+  const Context before{plain.get()};
+  const Tensor x = Random(before, DType::kF32, {m, k}, 50), w = Random(before, DType::kBF16, {n, k}, 51);
+  const Tensor norm = Random(before, DType::kF32, {k}, 52), next_norm = Random(before, DType::kF32, {n}, 53);
+  const Tensor half = Random(before, DType::kBF16, {m, k}, 55);
+  const Tensor residual = Random(before, DType::kF32, {m, n}, 54);
+  const auto sum = [&](const Context& ctx, ScaledRows* scaled) {
+    const Tensor to = ctx.EmptyF32({m, n});
+    ctx.backend->Copy(residual, to);
+    return Values(ctx, LinearAdd(ctx, half, w, to, next_norm, scaled));
+  };
+  const auto gates = [&](const Context& ctx) { return Values(ctx, NormSwiGlu(ctx, x, norm, 1e-5f, w)); };
+  const auto turned = [&](const Context& ctx) {
+    std::vector<float> angles(static_cast<size_t>(m * 64), 0.6f);
+    const Tensor out = ctx.EmptyF32({m, n});
+    QkvRopeArgs turn{out.Reshape({m, n / 64, 64}), n / 64 - 2, 1};
+    turn.angles = ctx.Floats(angles, {m, 64});
+    ctx.backend->fused().NormQkvRope(*ctx.backend, {{x, norm, w, out, 1e-5f, {}}, turn});
+    return Values(ctx, out);
+  };
+  // Rows that a sum left scaled, times another weight.
+  const Tensor total = before.EmptyF32({m, n}), next = Random(before, DType::kBF16, {192, n}, 56);
+  before.backend->Copy(residual, total);
+  ScaledRows left, scaled;
+  LinearAdd(before, half, w, total, next_norm, &left);
+  const auto normed = [&](const Context& ctx) {
+    return Values(ctx, NormLinear(ctx, total, next_norm, 1e-5f, next, left));
+  };
+  const std::vector<float> sum_before = sum(before, &scaled), gates_before = gates(before),
+                           turned_before = turned(before), normed_before = normed(before);
+  EXPECT_TRUE(scaled.values);
+  for (const DecomposeKPlan& plan :
+       {DecomposeKPlan{DecomposeKWay::kSlices, 16, 32, 5}, DecomposeKPlan{DecomposeKWay::kExchange, 16, 16, 5}}) {
+    std::unique_ptr<Backend> backend;
+    for (PlanEpilogue ending : {PlanEpilogue::kScaledRows, PlanEpilogue::kGlu, PlanEpilogue::kTurn}) {
+      backend = WithPlan(*plain, KeyOf(m, n, k, ending), plan);
+    }
+    backend = WithPlan(*plain, KeyOf(m, 192, n, PlanEpilogue::kNormed), plan);
+    const Context ctx{backend.get()};
+    const std::vector<float> sum_apart = sum(ctx, &scaled), gates_apart = gates(ctx), turned_apart = turned(ctx),
+                             normed_apart = normed(ctx);
+    EXPECT_FALSE(scaled.values);
+    EXPECT_NE(sum_apart, sum_before);
+    EXPECT_NE(turned_apart, turned_before);
+    EXPECT_LE(RelativeError(Widened(sum_apart), Widened(sum_before)), 5e-6);
+    EXPECT_LE(RelativeError(Widened(gates_apart), Widened(gates_before)), 8e-3);
+    EXPECT_LE(RelativeError(Widened(turned_apart), Widened(turned_before)), 5e-6);
+    // Rounded at another place.
+    EXPECT_NE(normed_apart, normed_before);
+    EXPECT_LE(RelativeError(Widened(normed_apart), Widened(normed_before)), 6e-3);
+  }
+}
+
+}  // namespace
+}  // namespace stillhouse::testing
