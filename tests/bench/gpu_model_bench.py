@@ -193,10 +193,12 @@ def main():
     parser.add_argument("--saved", action="append", default=[], metavar="SHAPE=FILE",
                         help="take our steps from what model_bench printed before, and run nothing of ours")
     parser.add_argument("--note", default="")
+    parser.add_argument("--plans", help="for model_bench --plans")
     parser.add_argument("--machine", default="")
     parser.add_argument("--compile", default="", help="batches that torch.compile is tried on, as 1,64")
     parser.add_argument("--context", type=int, default=131072, help="tokens of the corpus that a cartridge stands for; 0: none")
     args = parser.parse_args()
+    plans = ["--plans", args.plans] if args.plans else []
     compile_sizes = [int(b) for b in args.compile.split(",") if b]
     rows = []
     command = "tests/bench/gpu_model_bench.py build/cuda/bin/model_bench"
@@ -228,7 +230,7 @@ def main():
         for slots in sorted({s[2] for s in STEPS[shape]} if not args.saved else ()):
             pairs = [f"{s[0]}x{s[1]}" for s in STEPS[shape] if s[2] == slots]
             result = ours(args.bench, shape, ["--steps-of", ",".join(pairs), "--slots", str(slots), "--steps", "40",
-                                              "--kv-bytes", str(24 << 30)])
+                                              "--kv-bytes", str(24 << 30), *plans])
             for step in result["steps"]:
                 measured[step["sequences"], step["memories"], slots] = step
         theirs = {} if args.no_peers else peers(shape, PEERS[shape], compile_sizes)
@@ -247,7 +249,7 @@ def main():
     if args.context > 0 and not args.saved and "llama-3.1-8b" in args.shapes:
         prompts = [n for n in (2048, 32768) if n < args.context] + [args.context]
         result = ours(args.bench, "llama-3.1-8b", ["--first-token", ",".join(map(str, prompts)), "--slots", "2048", "--chunk", "2048",
-                                                   "--kv-bytes", str(24 << 30)])
+                                                   "--kv-bytes", str(24 << 30), *plans])
         theirs = {} if args.no_peers else prefill_peers("llama-3.1-8b", prompts)
         first = result["first_token_ms"]
         short = first["32 tokens on a memory"]

@@ -14,6 +14,7 @@
 #include "kernels/ops/loss.h"
 #include "kernels/ops/random_fill.h"
 #include "kernels/ops/sample.h"
+#include "kernels/plan/plans_in_use.h"
 #include "nlohmann/json.hpp"
 #include "server/load/llama_gguf.h"
 #include "server/load/random_weights.h"
@@ -211,7 +212,7 @@ int Main(int argc, char** argv) {
   CLI::App app{
       "Times the model's forward and backward passes.\n\nExample:\n  model_bench model.gguf --threads 2 --only decode\n"
       "  model_bench --random-weights llama-3.1-8b --device cuda --kv bf16 --steps-of 1x1,64x1,64x64"};
-  std::string path, only, isa = "auto", device = "cpu", storage = "bf16", random_shape, kv_name = "f32";
+  std::string path, only, isa = "auto", device = "cpu", storage = "bf16", random_shape, kv_name = "f32", plans;
   int64_t kv_bytes = int64_t{8} << 30, chunk = 512, slots = 2048;
   std::vector<int64_t> first_tokens;
   std::vector<std::string> steps_of;
@@ -237,9 +238,19 @@ int Main(int argc, char** argv) {
                  "times the first token after prompts of so many tokens, and after 32 tokens on one memory")
       ->delimiter(',');
   app.add_option("--chunk", chunk, "prompt tokens of a pass")->capture_default_str();
+  app.add_option("--plans", plans, "a file of plans (stillhouse-tune) over those that are shipped")
+      ->check(CLI::ExistingFile);
   app.add_flag("--trace", trace, "print where the time goes");
   CLI11_PARSE(app, argc, argv);
 
+  if (!plans.empty()) {
+    const auto book = PlanBook::Load(plans);
+    if (!book.ok()) {
+      std::cerr << book.status() << "\n";
+      return 1;
+    }
+    UsePlans(*book);
+  }
   CpuBackendOptions options;
   options.threads = threads;
   options.isa = isa == "v2"       ? CpuIsa::kV2
