@@ -80,16 +80,21 @@ def static_cache(torch, config, batch, slots, room):
     return cache
 
 
-def peers(shape, sizes, compile_sizes):
-    """{(batch, how): ms}; how is "CUDA graph", "eager" or "torch.compile"."""
-    import torch
+def peer_model(torch, shape):
     from transformers import LlamaConfig, LlamaForCausalLM
-    out = {}
     config = LlamaConfig(**SHAPES[shape], attn_implementation="sdpa")
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("cuda"):
         model = LlamaForCausalLM(config).eval()
     torch.set_default_dtype(torch.float32)
+    return model, config
+
+
+def peers(shape, sizes, compile_sizes):
+    """{(batch, how): ms}; how is "CUDA graph", "eager" or "torch.compile"."""
+    import torch
+    out = {}
+    model, config = peer_model(torch, shape)
     for batch, slots in sizes:
         room = 512
         tokens = torch.randint(0, config.vocab_size, (batch, 1), device="cuda")
@@ -141,13 +146,8 @@ def peers(shape, sizes, compile_sizes):
 def prefill_peers(shape, sizes):
     """{tokens: milliseconds from a prompt to the logits after it}, torch's sdpa, one pass; what does not run is left out."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
     out = {}
-    config = LlamaConfig(**SHAPES[shape], attn_implementation="sdpa")
-    torch.set_default_dtype(torch.bfloat16)
-    with torch.device("cuda"):
-        model = LlamaForCausalLM(config).eval()
-    torch.set_default_dtype(torch.float32)
+    model, config = peer_model(torch, shape)
     for tokens in sizes:
         prompt = torch.randint(0, config.vocab_size, (1, tokens), device="cuda")
         warm = prompt[:, :2048]

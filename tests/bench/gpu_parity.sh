@@ -56,7 +56,7 @@ if [ "${SANITIZE:-1}" = 1 ] && command -v compute-sanitizer >/dev/null; then
 fi
 wait
 
-python3 - "$out" "$commit" "$0 ${1} ${2}" "${programs[@]}" <<'PYTHON'
+python3 - "$out" "$commit" "tests/bench/gpu_parity.sh BUILD OUT" "${programs[@]}" <<'PYTHON'
 import datetime, glob, json, os, re, subprocess, sys
 
 out, commit, command, *programs = sys.argv[1:]
