@@ -200,8 +200,8 @@ struct Bench {
   }
 };
 
-void PrintTrace(const char* what, double seconds) {
-  std::cerr << what << ": " << seconds << " tok/s\n";
+void PrintTrace(const std::string& what) {
+  std::cerr << what << "\n";
   for (const SpanTotal& span : TakeTrace()) {
     std::fprintf(stderr, "  %-24s %8lld calls %10.3f ms\n", span.name.c_str(), static_cast<long long>(span.count),
                  static_cast<double>(span.nanoseconds) / 1e6);
@@ -302,7 +302,7 @@ int Main(int argc, char** argv) {
   EnableTrace(trace);
   auto record = [&](const char* group, const std::string& key, double rate) {
     out[group][key] = rate;
-    if (trace) PrintTrace((std::string(group) + " " + key).c_str(), rate);
+    if (trace) PrintTrace(group + (" " + key) + ": " + std::to_string(rate) + " tok/s");
   };
   const bool chosen = !steps_of.empty() || !first_tokens.empty();
   auto wanted = [&](const char* name) { return only == name || (only.empty() && !chosen); };
@@ -322,8 +322,10 @@ int Main(int argc, char** argv) {
     out["first_token_ms"]["32 tokens on a memory"] = bench.FirstTokenTime(slots, 32, chunk, 9);
     for (int64_t prompt : first_tokens) {
       bench.FirstTokenTime(0, std::min<int64_t>(prompt, 2 * chunk), chunk, 1);
+      TakeTrace();
       out["first_token_ms"][std::to_string(prompt)] = bench.FirstTokenTime(0, prompt, chunk, prompt > 8192 ? 1 : 5);
       std::cerr << out["first_token_ms"].dump() << std::endl;
+      if (trace) PrintTrace("first token after " + std::to_string(prompt) + " tokens, all runs");
     }
     out["kv_bytes_per_slot"] = bench.weights->config.kv_bytes_per_slot(BlockBytes(kv));
   }
