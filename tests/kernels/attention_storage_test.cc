@@ -10,8 +10,6 @@ namespace {
 // bf16 storage: keys, values, queries and weights are rounded to 8 bits, relative 2⁻⁹ each.
 constexpr double kBf16Tolerance = 8e-3;
 
-bool Bf16ForTests() { return CudaForTests() || std::getenv("STILLHOUSE_TEST_BF16_ATTENTION"); }
-
 uint16_t ToBf16(double value) {
   const float f = static_cast<float>(value);
   uint32_t bits;
@@ -132,7 +130,7 @@ void ExpectBf16(const Context& ctx, AttentionProblem& p, int64_t padding, bool a
 }
 
 TEST(AttentionStorage, Bf16MatchesReference) {
-  if (!Bf16ForTests()) GTEST_SKIP() << "bf16 keys and values are the GPU's";
+  if (!CudaForTests()) GTEST_SKIP() << "bf16 keys and values are the GPU's";
   std::mt19937 rng = TestRng(22);
   const Context ctx = TestContext();
   for (AttentionProblem& p : Problems(rng)) {
@@ -145,7 +143,7 @@ TEST(AttentionStorage, Bf16MatchesReference) {
 // Long sequences on chains of pages of 64 slots: steps of two pages, of a page and the end of a memory (biased, counted
 // in the mass) or the beginning of the own rows, and of one page.
 TEST(AttentionStorage, Bf16OnManyPagesMatchesReference) {
-  if (!Bf16ForTests()) GTEST_SKIP() << "bf16 keys and values are the GPU's";
+  if (!CudaForTests()) GTEST_SKIP() << "bf16 keys and values are the GPU's";
   std::mt19937 rng = TestRng(24);
   const Context ctx = TestContext();
   std::vector<SegmentShape> segments = {{200, true, true}, {40, true, true}, {65, false, true}};
@@ -166,7 +164,7 @@ TEST(AttentionStorage, Bf16OnManyPagesMatchesReference) {
 
 // More tiles than clusters suit: items of a long chain are cut, here inside pages.
 TEST(AttentionStorage, Bf16PagesGiveWhatOneSegmentGives) {
-  if (!Bf16ForTests()) GTEST_SKIP() << "bf16 keys and values are the GPU's";
+  if (!CudaForTests()) GTEST_SKIP() << "bf16 keys and values are the GPU's";
   constexpr int64_t kRows = 1200, kHeads = 8, kWidth = 128, kSlots = 6000, kPage = 64, kFirst = 24;
   std::mt19937 rng = TestRng(25);
   const Context ctx = TestContext();
@@ -191,7 +189,7 @@ TEST(AttentionStorage, Bf16PagesGiveWhatOneSegmentGives) {
 }
 
 TEST(AttentionStorage, Bf16RowsThatSeeNothingGiveZero) {
-  if (!Bf16ForTests()) GTEST_SKIP() << "bf16 keys and values are the GPU's";
+  if (!CudaForTests()) GTEST_SKIP() << "bf16 keys and values are the GPU's";
   std::mt19937 rng = TestRng(23);
   const Context ctx = TestContext();
   AttentionProblem p = MakeProblem(rng, 4, 2, 64, {{70, true, true}, {0, false, true}},
