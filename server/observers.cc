@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <utility>
 
 #include "absl/time/clock.h"
 
@@ -114,6 +115,8 @@ void GaugeSampler::SampleMemory() {
   set("cached", memory.cached);
   if (driver) set("other", memory.used - memory.taken);
   if (memory.limit >= 0) metrics_->Set(Metric::kDeviceMemoryLimit, ToDouble(memory.limit));
+  metrics_->Increment(Metric::kDeviceMemoryOverflow, {},
+                      ToDouble(memory.overflowed - std::exchange(overflowed_, memory.overflowed)));
 }
 
 }  // namespace stillhouse

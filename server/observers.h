@@ -99,6 +99,7 @@ class GaugeSampler {
   std::map<std::string, int64_t> canonical_bytes_;  // by method
   int64_t memory_bytes_ = 0;                        // of memories and of sequences, on the device
   int64_t sequence_bytes_ = 0;
+  int64_t overflowed_ = 0;                       // counted so far
   EngineStats last_;                             // counters are kept by the engine: what came since
   absl::Time next_walk_ = absl::InfinitePast();  // the store's bytes are counted now and then
 };

@@ -166,6 +166,7 @@ class CudaBackend final : public Backend {
     use.free = static_cast<int64_t>(free);
     use.taken = memory_->taken();
     use.cached = static_cast<int64_t>(pool_.cached_bytes() + recording_pool_.cached_bytes());
+    use.overflowed = static_cast<int64_t>(pool_.overflowed_bytes() + recording_pool_.overflowed_bytes());
     if (memory_->limit() != BoundedMemory::kNoLimit) use.limit = memory_->limit();
     return use;
   }

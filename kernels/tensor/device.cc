@@ -26,6 +26,7 @@ TensorDevice::MemoryUse TensorDevice::memory() {
   use.cached = static_cast<int64_t>(pool().cached_bytes());
   use.taken = static_cast<int64_t>(pool().lent_bytes()) + use.cached;
   use.used = use.taken;
+  use.overflowed = static_cast<int64_t>(pool().overflowed_bytes());
   return use;
 }
 

@@ -50,9 +50,10 @@ class TensorDevice {
   struct MemoryUse {
     int64_t used = 0;
     int64_t free = -1;
-    int64_t taken = 0;   // by the pools of this process, in the device's grains
-    int64_t cached = 0;  // of that: kept for reuse
-    int64_t limit = -1;  // LimitMemory's; −1: none
+    int64_t taken = 0;       // by the pools of this process, in the device's grains
+    int64_t cached = 0;      // of that: kept for reuse
+    int64_t limit = -1;      // LimitMemory's; −1: none
+    int64_t overflowed = 0;  // what work has taken of the host's memory so far, where the device had none left
   };
   virtual MemoryUse memory();
 };

@@ -115,6 +115,8 @@ std::vector<MetricSpec> MakeTable() {
        {{"use", {"weights", "memories", "sequences", "work", "cached", "other"}}}},
       {Metric::kDeviceMemoryLimit, kGauge, "stillhouse_device_memory_limit_bytes",
        "What --device-memory lets the server take of a GPU; no sample without a GPU."},
+      {Metric::kDeviceMemoryOverflow, kCounter, "stillhouse_device_memory_overflow_bytes_total",
+       "Blocks that running work took of the host's memory because the device had none left: that work was slow."},
 
       {Metric::kCacheRoute,
        kCounter,

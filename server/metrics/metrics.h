@@ -42,6 +42,7 @@ enum class Metric : uint8_t {
   kDeviceMemoryBytes,     // {state}
   kDeviceAllocatedBytes,  // {use}
   kDeviceMemoryLimit,
+  kDeviceMemoryOverflow,
   // Which memory answered.
   kCacheRoute,     // {method, outcome}
   kAttentionMass,  // {segment}

@@ -368,6 +368,7 @@ TEST_F(DeviceMemoryTest, WorkThatFindsNoMemoryEndsInTheHosts) {
   fill_device(1);
   EXPECT_EQ(LogitsBehind(memory), logits);
   EXPECT_GT(ctx_.pool().overflowed_bytes(), before);
+  EXPECT_GE(backend_->memory().overflowed, static_cast<int64_t>(ctx_.pool().overflowed_bytes()));
   fill_device(0);
   const absl::Status build = engine_->Execute(Priority::kBackground, [](const Context& ctx) {
     ctx.backend->Zero(ctx.EmptyF32({int64_t{1} << 20}));
