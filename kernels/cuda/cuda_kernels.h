@@ -37,8 +37,8 @@ void Draw(Backend& backend, const DrawArgs& args);
 void UnpackDraws(const UnpackDrawsArgs& args);
 
 // The body of Linear, for kernels that work on chunks of an output projection (fused losses): out = x · weightᵀ + bias;
-// with `add` (and no bias) out += …. x is f32, or bf16 where IsBf16Product. `ending`: what follows, by launches of its
-// own.
+// with `add` (and no bias) out += …. x is f32, or bf16 where IsBf16Product; so is out, where neither is added.
+// `ending`: what follows, by launches of its own.
 void LinearInto(Backend& backend, const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& out,
                 bool add = false, PlanEpilogue ending = PlanEpilogue::kNone);
 // The product of rows (bf16) with such a weight, as WayOfLinear takes it; where it goes is left to be said.

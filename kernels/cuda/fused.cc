@@ -32,7 +32,13 @@ QkvRopeParams TurnOf(const QkvRopeArgs& args) {
   STILLHOUSE_CHECK(args.qkv.rank() == 3 && args.qkv.contiguous() && args.qkv.dim(1) == args.heads + 2 * args.kv_heads)
       << args.qkv.DebugString();
   QkvRopeParams p;
-  p.qkv = args.qkv.f32();
+  const bool bf16 = args.qkv.dtype() == DType::kBF16;
+  if (bf16) {
+    STILLHOUSE_CHECK(CanTurnBf16(args.qkv.dim(2), args.angles.dim(1) / 2)) << args.qkv.DebugString();
+    p.qkv_bf16 = args.qkv.raw();
+  } else {
+    p.qkv = args.qkv.f32();
+  }
   p.rows = args.qkv.dim(0);
   p.heads = static_cast<int>(args.heads);
   p.kv_heads = static_cast<int>(args.kv_heads);
@@ -51,6 +57,7 @@ QkvRopeParams TurnOf(const QkvRopeArgs& args) {
     p.layer_offset = args.layer * args.rows->layer_stride;
     p.head_stride = args.rows->head_stride;
     p.kv_bf16 = args.rows->dtype == DType::kBF16;
+    STILLHOUSE_CHECK(p.kv_bf16 || !bf16) << "bf16 rows to f32 pages";
   }
   return p;
 }
@@ -135,9 +142,10 @@ void NormSwiGlu(Backend& backend, const NormSwiGluArgs& args) {
   const auto end = [&](SkinnyParams& p) { p.glu = args.out->raw(); };
   const Tensor x = RunNormed(backend, args.x, args.norm, args.eps, args.scaled, args.gate_up, ending, end);
   if (!x) return;
-  const Tensor both = ctx.EmptyF32({rows, 2 * ffn});
+  const bool round = rows > kCachedRows && ffn % 8 == 0;
+  const Tensor both = ctx.Empty(round ? DType::kBF16 : DType::kF32, {rows, 2 * ffn});
   LinearInto(backend, x, args.gate_up, Tensor(), both, /*add=*/false, ending);
-  LaunchSwiGluToBf16(both.f32(), rows, ffn, args.out->raw(), StreamOf(backend));
+  LaunchSwiGluToBf16(both.raw(), round, rows, ffn, args.out->raw(), StreamOf(backend));
 }
 
 void RopeAngles(Backend& backend, const RopeAnglesArgs& args) {
@@ -159,9 +167,14 @@ void QkvRope(Backend& backend, const QkvRopeArgs& args) { LaunchQkvRope(TurnOf(a
 void NormQkvRope(Backend& backend, const NormQkvRopeArgs& args) {
   const NormLinearArgs& product = args.product;
   const QkvRopeParams turn = TurnOf(args.turn);
-  STILLHOUSE_CHECK(product.out.f32() == turn.qkv && product.out.dim(0) == turn.rows && product.out.contiguous())
+  STILLHOUSE_CHECK(product.out.raw() == args.turn.qkv.raw() && product.out.dtype() == args.turn.qkv.dtype() &&
+                   product.out.dim(0) == turn.rows && product.out.contiguous())
       << product.out.DebugString();
-  if (CanTurn(turn) && turn.rows > 0) {
+  if (turn.qkv_bf16) {
+    STILLHOUSE_CHECK(turn.rows > kCachedRows && IsBf16Product(backend, product.weight)) << product.out.DebugString();
+    const Tensor rows = NormRows(backend, product.x, product.norm, product.eps, true);
+    LinearInto(backend, rows, product.weight, Tensor(), product.out);
+  } else if (CanTurn(turn) && turn.rows > 0) {
     const PlanEpilogue ending = PlanEpilogue::kTurn;
     const auto end = [&](SkinnyParams& p) { p.rope = &turn; };
     const Tensor rows =

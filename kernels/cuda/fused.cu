@@ -1,4 +1,5 @@
 #include <cmath>
+#include <type_traits>
 
 #include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/device/dtype.cuh"
@@ -56,17 +57,27 @@ __global__ void __launch_bounds__(kThreads) NormToBf16Kernel(const NormToBf16Par
   }
 }
 
-__global__ void __launch_bounds__(kThreads) SwiGluToBf16Kernel(const float* x, int64_t rows, int64_t width, Bf16* out) {
+// A row of blocks takes a row of x.
+template <typename X>
+__global__ void __launch_bounds__(kThreads) SwiGluToBf16Kernel(const X* x, int64_t rows, int64_t width, Bf16* out) {
+  constexpr int kCount = Vec16<X>::kCount;
+  struct alignas(2 * kCount) Rounded {
+    uint32_t pairs[kCount / 2];
+  };
   LetNextKernelStart();
   WaitForPreviousKernel();
-  const int64_t per_row = width / 4, vectors = rows * per_row, step = static_cast<int64_t>(gridDim.x) * kThreads;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < vectors; i += step) {
-    const int64_t r = i / per_row, c = 4 * (i - r * per_row);
-    const Vec16<float> gate = LoadVec16(x + r * 2 * width + c), up = LoadVec16(x + r * 2 * width + width + c);
-    float y[4];
+  const int64_t c = kCount * (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x);
+  if (c >= width) return;
+  for (int64_t r = blockIdx.y; r < rows; r += gridDim.y) {
+    const Vec16<X> gates = LoadVec16(x + r * 2 * width + c), ups = LoadVec16(x + r * 2 * width + width + c);
+    const auto gated = [&](int e) {
+      const float gate = ToFloat(gates.at[e]);
+      return __fdividef(gate, 1.0f + __expf(-gate)) * ToFloat(ups.at[e]);
+    };
+    Rounded y;
 #pragma unroll
-    for (int e = 0; e < 4; ++e) y[e] = gate.at[e] / (1.0f + __expf(-gate.at[e])) * up.at[e];
-    *reinterpret_cast<uint2*>(out + r * width + c) = make_uint2(PackBf16(y[0], y[1]), PackBf16(y[2], y[3]));
+    for (int e = 0; e < kCount; e += 2) y.pairs[e / 2] = PackBf16(gated(e), gated(e + 1));
+    *reinterpret_cast<Rounded*>(out + r * width + c) = y;
   }
 }
 
@@ -134,6 +145,100 @@ __global__ void __launch_bounds__(kHeadWarps* kWarp) QkvRopeKernel(const QkvRope
   }
 }
 
+__device__ __forceinline__ int KindOf(const QkvRopeParams& p, int head) {  // q, k, v
+  return head < p.heads ? 0 : head < p.heads + p.kv_heads ? 1 : 2;
+}
+
+// Where a head of row r is kept; null: nowhere.
+template <typename Kv>
+__device__ __forceinline__ Kv* KeptAt(const QkvRopeParams& p, int64_t r, int head) {
+  const int kind = KindOf(p, head);
+  if (kind == 0 || !p.places) return nullptr;
+  const int64_t place = p.places[2 * r + kind - 1];
+  if (place == 0) return nullptr;
+  return reinterpret_cast<Kv*>(place) + p.layer_offset + (head - p.heads - (kind - 1) * p.kv_heads) * p.head_stride;
+}
+
+constexpr int kRowThreads = 128;
+
+// bf16 rows of heads kLanes · 16 wide, turned whole. A block takes a row, kLanes lanes a head after the other, each
+// always the same eight pairs.
+template <int kLanes, bool kInterleaved>
+__global__ void __launch_bounds__(kRowThreads) QkvRopeBf16(const QkvRopeParams p) {
+  constexpr int kWidth = 16 * kLanes, kHeads = kRowThreads / kLanes;  // at once
+  using Vec = Vec16<Bf16>;
+  LetNextKernelStart();
+  const int64_t r = blockIdx.x;
+  const int lane = static_cast<int>(threadIdx.x) % kLanes, all = p.heads + 2 * p.kv_heads;
+  const int first = kInterleaved ? 16 * lane : 8 * lane, second = first + (kInterleaved ? 8 : kWidth / 2);
+  Bf16* const row = static_cast<Bf16*>(p.qkv_bf16) + r * all * kWidth;
+  WaitForPreviousKernel();
+  const float* const angles = p.angles + r * kWidth + 8 * lane;
+  const Vec16<float> cosines[2] = {LoadVec16(angles), LoadVec16(angles + 4)};
+  const Vec16<float> sines[2] = {LoadVec16(angles + kWidth / 2), LoadVec16(angles + kWidth / 2 + 4)};
+  for (int begin = 0; begin < all; begin += kHeads) {
+    const int head = begin + static_cast<int>(threadIdx.x) / kLanes;
+    const bool there = head < all;  // the warp's lanes stay together, for its sums
+    const int kind = KindOf(p, head);
+    Bf16* const x = row + head * kWidth;
+    Vec a = {}, b = {};
+    if (there) {
+      a = LoadVec16(x + first);
+      b = LoadVec16(x + second);
+    }
+    float value[16];
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      value[e] = ToFloat(a.at[e]);
+      value[8 + e] = ToFloat(b.at[e]);
+    }
+    if (p.q_norm || p.k_norm) {
+      float sum = 0.0f;
+#pragma unroll
+      for (int e = 0; e < 16; ++e) sum += value[e] * value[e];
+      const float rstd = 1.0f / sqrtf(WarpSum<kLanes>(sum) / static_cast<float>(kWidth) + p.eps);
+      const float* const norm = kind == 0 ? p.q_norm : p.k_norm;
+      if (norm && kind < 2) {
+#pragma unroll
+        for (int e = 0; e < 8; ++e) {
+          value[e] *= rstd * norm[first + e];
+          value[8 + e] *= rstd * norm[second + e];
+        }
+      }
+    }
+    if (!there) break;
+    if (kind < 2) {
+#pragma unroll
+      for (int j = 0; j < 8; ++j) {
+        // A pair is two neighbours, or columns half a head apart.
+        float& from = value[kInterleaved ? 2 * j : j];
+        float& to = value[kInterleaved ? 2 * j + 1 : 8 + j];
+        const float cosine = cosines[j / 4].at[j % 4], sine = sines[j / 4].at[j % 4],
+                    turned = from * cosine - to * sine;
+        to = to * cosine + from * sine;
+        from = turned;
+      }
+#pragma unroll
+      for (int e = 0; e < 8; ++e) {
+        a.at[e] = FromFloat<Bf16>(value[e]);
+        b.at[e] = FromFloat<Bf16>(value[8 + e]);
+      }
+      StoreVec16(x + first, a);
+      StoreVec16(x + second, b);
+    }
+    if (Bf16* const kept = KeptAt<Bf16>(p, r, head)) {
+      StoreVec16(kept + first, a);
+      StoreVec16(kept + second, b);
+    }
+  }
+}
+
+template <int kLanes>
+void LaunchQkvRopeBf16(const QkvRopeParams& params, cudaStream_t stream) {
+  const auto kernel = params.interleaved ? QkvRopeBf16<kLanes, true> : QkvRopeBf16<kLanes, false>;
+  LaunchKernelEarly(kernel, static_cast<unsigned>(params.rows), kRowThreads, 0, stream, params);
+}
+
 __global__ void LayRunsKernel(const AttentionRun* base, const AttentionRunLayers* layers, int64_t runs,
                               int64_t layer_count, int element_bytes, AttentionRun* to) {
   const int64_t at = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -156,10 +261,15 @@ void LaunchNormToBf16(const NormToBf16Params& params, cudaStream_t stream) {
   LaunchKernelEarly(NormToBf16Kernel, GridFor(params.rows, 1), kThreads, 0, stream, params);
 }
 
-void LaunchSwiGluToBf16(const float* x, int64_t rows, int64_t width, void* out, cudaStream_t stream) {
-  if (rows == 0) return;
-  LaunchKernelEarly(SwiGluToBf16Kernel, GridFor(rows * width / 4, kThreads), kThreads, 0, stream, x, rows, width,
-                    static_cast<Bf16*>(out));
+void LaunchSwiGluToBf16(const void* x, bool x_bf16, int64_t rows, int64_t width, void* out, cudaStream_t stream) {
+  if (rows == 0 || width == 0) return;
+  const auto launch = [&](auto* from) {
+    constexpr int kCount = Vec16<std::decay_t<decltype(*from)>>::kCount;
+    const dim3 grid(static_cast<unsigned>(CeilDiv(width, kCount * kThreads)), GridFor(rows, 1, 32768));
+    LaunchKernelEarly(SwiGluToBf16Kernel<std::decay_t<decltype(*from)>>, grid, kThreads, 0, stream, from, rows, width,
+                      static_cast<Bf16*>(out));
+  };
+  x_bf16 ? launch(static_cast<const Bf16*>(x)) : launch(static_cast<const float*>(x));
 }
 
 void LaunchRopeAngles(const RopeAnglesParams& params, cudaStream_t stream) {
@@ -171,6 +281,11 @@ void LaunchRopeAngles(const RopeAnglesParams& params, cudaStream_t stream) {
 void LaunchQkvRope(const QkvRopeParams& params, cudaStream_t stream) {
   const int64_t units = params.rows * (params.heads + 2 * params.kv_heads);
   if (units == 0) return;
+  if (params.qkv_bf16) {
+    return params.width == 64    ? LaunchQkvRopeBf16<4>(params, stream)
+           : params.width == 128 ? LaunchQkvRopeBf16<8>(params, stream)
+                                 : LaunchQkvRopeBf16<16>(params, stream);
+  }
   const unsigned blocks = static_cast<unsigned>(CeilDiv(units, kHeadWarps));
   if (params.kv_bf16) {
     LaunchKernelEarly(QkvRopeKernel<Bf16>, blocks, kHeadWarps * kWarp, 0, stream, params);

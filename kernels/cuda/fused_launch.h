@@ -21,8 +21,9 @@ struct NormToBf16Params {
 };
 void LaunchNormToBf16(const NormToBf16Params& params, cudaStream_t stream);
 
-// out[r, c] = silu(x[r, c]) · x[r, width + c], x [rows, 2·width] contiguous; bf16.
-void LaunchSwiGluToBf16(const float* x, int64_t rows, int64_t width, void* out, cudaStream_t stream);
+// out[r, c] = silu(x[r, c]) · x[r, width + c], x [rows, 2·width] contiguous; bf16. `width` is a multiple of 4, of 8
+// where x is bf16 too.
+void LaunchSwiGluToBf16(const void* x, bool x_bf16, int64_t rows, int64_t width, void* out, cudaStream_t stream);
 
 // out[r] = cos of all pairs' angles, then sin, times scale.
 inline constexpr int kMaxAnglePairs = 256;
@@ -39,6 +40,7 @@ void LaunchRopeAngles(const RopeAnglesParams& params, cudaStream_t stream);
 // One row of qkv [rows, heads + 2·kv_heads, width] after the other, in place; keys and values to their places.
 struct QkvRopeParams {
   float* qkv = nullptr;
+  void* qkv_bf16 = nullptr;  // the rows instead of `qkv`: CanTurnBf16, to pages of bf16; all multiples of 16 bytes
   int64_t rows = 0;
   int heads = 0, kv_heads = 0, width = 0;
   const float* q_norm = nullptr;  // or null

@@ -21,31 +21,32 @@ struct MatrixOperand {
   int64_t batch_stride = 0;
 };
 
-// C [m, n] = alpha · op(A) [m, k] · op(B) [k, n] + beta · C, all column-major; A and B of one type, C f32.
+// C [m, n] = alpha · op(A) [m, k] · op(B) [k, n] + beta · C, all column-major; A and B of one type, C f32, or bf16
+// where they are.
 struct Product {
   int64_t m, n, k;
   MatrixOperand a, b;
-  float* c;
+  void* c;
   int64_t ldc;
   int64_t c_batch_stride = 0;
   int64_t batch = 1;
   float alpha = 1.0f, beta = 0.0f;
-  bool bf16 = false;
+  bool bf16 = false, c_bf16 = false;
 };
 
 void Run(Backend& backend, const Product& p) {
   DeviceOf(backend).WithCublas([&](cublasHandle_t handle) {
-    const cudaDataType type = p.bf16 ? CUDA_R_16BF : CUDA_R_32F;
+    const cudaDataType type = p.bf16 ? CUDA_R_16BF : CUDA_R_32F, c_type = p.c_bf16 ? CUDA_R_16BF : CUDA_R_32F;
     const cublasOperation_t ta = p.a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     const cublasOperation_t tb = p.b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
     if (p.batch == 1) {
       STILLHOUSE_CUBLAS_CHECK(cublasGemmEx_64(handle, ta, tb, p.m, p.n, p.k, &p.alpha, p.a.data, type, p.a.ld, p.b.data,
-                                              type, p.b.ld, &p.beta, p.c, CUDA_R_32F, p.ldc, CUBLAS_COMPUTE_32F,
+                                              type, p.b.ld, &p.beta, p.c, c_type, p.ldc, CUBLAS_COMPUTE_32F,
                                               CUBLAS_GEMM_DEFAULT));
     } else {
       STILLHOUSE_CUBLAS_CHECK(cublasGemmStridedBatchedEx_64(
           handle, ta, tb, p.m, p.n, p.k, &p.alpha, p.a.data, type, p.a.ld, p.a.batch_stride, p.b.data, type, p.b.ld,
-          p.b.batch_stride, &p.beta, p.c, CUDA_R_32F, p.ldc, p.c_batch_stride, p.batch, CUBLAS_COMPUTE_32F,
+          p.b.batch_stride, &p.beta, p.c, c_type, p.ldc, p.c_batch_stride, p.batch, CUBLAS_COMPUTE_32F,
           CUBLAS_GEMM_DEFAULT));
     }
   });
@@ -55,7 +56,6 @@ void Run(Backend& backend, const Product& p) {
 int64_t RowStride(const Tensor& t) { return t.dim(0) > 1 ? t.stride(0) : std::max<int64_t>(t.dim(1), 1); }
 
 void CheckLinear(const Tensor& x, const Tensor& weight, const Tensor& out) {
-  STILLHOUSE_CHECK(out.dtype() == DType::kF32) << out.DebugString();
   STILLHOUSE_CHECK(weight.rank() == 2 && weight.contiguous() && weight.device() == DeviceType::kCuda)
       << weight.DebugString();
   CheckMatrix(x, x.dim(0), weight.dim(1));
@@ -121,15 +121,17 @@ void LinearInto(Backend& backend, const Tensor& x, const Tensor& weight, const T
   const int64_t m = x.dim(0), n = weight.dim(0), k = x.dim(1);
   if (m == 0 || n == 0) return;
   if (k == 0) {
+    STILLHOUSE_CHECK(out.dtype() == DType::kF32) << out.DebugString();
     if (!add) LaunchFillRows(out.f32(), RowStride(out), VectorOf(bias, n), m, n, StreamOf(backend));
     return;
   }
-  const bool bf16 = IsBf16Product(backend, weight);
+  const bool bf16 = IsBf16Product(backend, weight), out_bf16 = out.dtype() == DType::kBF16;
   STILLHOUSE_CHECK(bf16 || x.dtype() == DType::kF32) << x.DebugString();
+  STILLHOUSE_CHECK(out_bf16 ? bf16 && !bias && !add : out.dtype() == DType::kF32) << out.DebugString();
   Tensor rounded;
   const MatrixOperand rows = RowsOperand(backend, x, bf16, &rounded);
   DecomposeKPlan way{DecomposeKWay::kLibrary};
-  if (bf16) {
+  if (bf16 && !out_bf16) {
     DecomposeKShape shape = LinearShape(rounded ? rounded : x, weight);
     way = WayOfLinear(backend, shape, ending);
     if (way.way != DecomposeKWay::kLibrary && way.way != DecomposeKWay::kSkinny) {
@@ -155,10 +157,11 @@ void LinearInto(Backend& backend, const Tensor& x, const Tensor& weight, const T
                   .k = k,
                   .a = {data, k, true},
                   .b = rows,
-                  .c = out.f32() + begin,
+                  .c = static_cast<char*>(out.raw()) + begin * BlockBytes(out.dtype()),
                   .ldc = RowStride(out),
                   .beta = bias || add ? 1.0f : 0.0f,
-                  .bf16 = bf16});
+                  .bf16 = bf16,
+                  .c_bf16 = out_bf16});
   });
 }
 

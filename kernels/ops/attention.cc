@@ -41,16 +41,16 @@ void CheckPlan(const AttentionPlan& plan, int64_t rows, int64_t kv_heads, int64_
 }  // namespace
 
 Tensor Attention(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
-                 std::shared_ptr<const AttentionPlan> plan, float scale, const Tensor& stored_mass) {
+                 std::shared_ptr<const AttentionPlan> plan, float scale, const Tensor& stored_mass, DType out) {
   STILLHOUSE_CHECK(plan != nullptr && q.rank() == 3);
   const int64_t rows = q.dim(0), heads = q.dim(1), width = q.dim(2);
-  CheckRows(q, rows, heads, width);
+  CheckRows(q, rows, heads, width, true);
   STILLHOUSE_CHECK(k.defined() == v.defined());
   int64_t kv_heads = 0;
   if (k) {
     kv_heads = k.dim(1);
-    CheckRows(k, rows, kv_heads, width);
-    CheckRows(v, rows, kv_heads, width);
+    CheckRows(k, rows, kv_heads, width, true);
+    CheckRows(v, rows, kv_heads, width, true);
   } else {
     STILLHOUSE_CHECK(!plan->segments.empty()) << "attention to nothing";
     kv_heads = plan->segments[0].k.dim(0);
@@ -68,7 +68,7 @@ Tensor Attention(const Context& ctx, const Tensor& q, const Tensor& k, const Ten
     wanted = wanted || ctx.Wants(segment.k) || ctx.Wants(segment.v) || ctx.Wants(segment.beta);
   }
   AttentionArgs args{q, k, v, &plan->segments, &plan->sequences, scale};
-  args.out = ctx.EmptyF32({rows, heads, width});
+  args.out = ctx.Empty(out, {rows, heads, width});
   if (wanted) args.lse = ctx.EmptyF32({rows, heads});
   args.stored_mass = stored_mass;
   ctx.kernels().Attention(*ctx.backend, args);

@@ -31,6 +31,7 @@ struct AttentionSequence {
 // out[r, h] = Σ_j softmax_j(scale · q[r,h]·k_j + β_j) v_j over the slots of the row's segments and over the rows of its
 // own sequence up to and including r (causal). Head h reads KV head h / (H / H_kv). Partial softmaxes are merged as (m,
 // ℓ, o) (ops/softmax_state.h); fp32 inside. A row that sees nothing gives 0 and lse = −inf.
+// q, k, v and out are f32; on CUDA each may be bf16 where the segments are, without gradients.
 struct AttentionArgs {
   Tensor q;     // [R, H, d]
   Tensor k, v;  // [R, H_kv, d]: this step's own rows; empty if sequences attend to segments only
@@ -60,8 +61,10 @@ struct AttentionPlan {
 };
 
 // Records with the tape if q, k, v or any segment tensor wants a gradient. `stored_mass`, if given, must be f32 [R].
+// `out`: the result's type.
 Tensor Attention(const Context& ctx, const Tensor& q, const Tensor& k, const Tensor& v,
-                 std::shared_ptr<const AttentionPlan> plan, float scale, const Tensor& stored_mass = Tensor());
+                 std::shared_ptr<const AttentionPlan> plan, float scale, const Tensor& stored_mass = Tensor(),
+                 DType out = DType::kF32);
 
 }  // namespace stillhouse
 

@@ -57,8 +57,18 @@ struct KvRows {
   DType dtype = DType::kF32;
 };
 
-// q and k of one projection [R, H + 2·H_kv, d] f32, normalised per head (where norms are given) and turned, in place;
-// then k and v are written to their places in `layer`'s part of the pages. RmsNorm, Rope and CopyRows in one.
+// What a product of up to so many rows gives is still in a GPU's cache when it is read again. Of more rows, what is
+// rounded to bf16 in the end may be so at once.
+inline constexpr int64_t kCachedRows = 64;
+
+// Whether heads of this width, so many pairs of which are turned, may be bf16 in QkvRope.
+inline bool CanTurnBf16(int64_t width, int64_t pairs) {
+  return 2 * pairs == width && (width == 64 || width == 128 || width == 256);
+}
+
+// q and k of one projection [R, H + 2·H_kv, d], normalised per head (where norms are given) and turned, in place; then
+// k and v are written to their places in `layer`'s part of the pages. RmsNorm, Rope and CopyRows in one. f32, or bf16
+// where the pages are (CanTurnBf16); fp32 inside.
 struct QkvRopeArgs {
   Tensor qkv;
   int64_t heads = 0, kv_heads = 0;
@@ -70,7 +80,7 @@ struct QkvRopeArgs {
   int64_t layer = 0;
 };
 
-// NormLinear, whose `out` is turn.qkv as a matrix, then QkvRope.
+// NormLinear, whose `out` is turn.qkv as a matrix, then QkvRope. bf16 only of more than kCachedRows rows.
 struct NormQkvRopeArgs {
   NormLinearArgs product;
   QkvRopeArgs turn;

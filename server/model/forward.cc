@@ -94,7 +94,12 @@ Qkv ProjectQkv(const Context& ctx, const Pass& pass, const LayerWeights& w, cons
 Qkv FusedQkv(const Context& ctx, const Pass& pass, int64_t layer, const LayerWeights& w, const Tensor& residual,
              const ScaledRows& scaled) {
   const ModelConfig& c = pass.weights.config;
-  const Tensor product = ctx.EmptyF32({residual.dim(0), w.qkv.dim(0)});
+  // Queries are f32 for those who observe them.
+  const bool bf16 = residual.dim(0) > kCachedRows && pass.inputs.kv.places && pass.inputs.kv.dtype == DType::kBF16 &&
+                    w.qkv.dtype() == DType::kBF16 &&
+                    CanTurnBf16(c.head_dim, static_cast<int64_t>(c.rope.inv_freq.size())) &&
+                    !pass.options.observe_queries;
+  const Tensor product = ctx.Empty(bf16 ? DType::kBF16 : DType::kF32, {residual.dim(0), w.qkv.dim(0)});
   const Tensor all = product.Reshape({residual.dim(0), c.heads + 2 * c.kv_heads, c.head_dim});
   QkvRopeArgs args{all, c.heads, c.kv_heads, w.q_norm, w.k_norm, c.norm_eps, pass.angles};
   args.interleaved = c.rope.layout == RopeLayout::kInterleaved;
@@ -118,18 +123,19 @@ Tensor FeedForward(const Context& ctx, const Pass& pass, const LayerWeights& w, 
 Tensor Attend(const Context& ctx, const Pass& pass, int64_t layer, const LayerWeights& w, const Qkv& qkv) {
   const ModelConfig& c = pass.weights.config;
   const Tensor mass = pass.stored_mass ? pass.stored_mass.Select(0, layer) : Tensor();
+  // In the type of the product that follows, where attention can give it; rows that are gathered first stay f32.
+  const bool gathered = layer + 1 == c.layers && pass.inputs.output_rows;
+  const bool bf16_slots = pass.attention_tables ? pass.inputs.attention.bf16 : qkv.k.dtype() == DType::kBF16;
+  const DType out = bf16_slots && w.o.dtype() == DType::kBF16 && !gathered ? DType::kBF16 : DType::kF32;
   if (!pass.attention_tables) {
-    return Attention(ctx, qkv.q, qkv.k, qkv.v, PlanLayer(*pass.batch, layer), c.attention_scale(), mass);
+    return Attention(ctx, qkv.q, qkv.k, qkv.v, PlanLayer(*pass.batch, layer), c.attention_scale(), mass, out);
   }
   AttentionOfStepArgs args{pass.inputs.attention, pass.inputs.attention_bytes, pass.attention_tables, layer};
   args.q = qkv.q;
   args.k = qkv.k;
   args.v = qkv.v;
   args.scale = c.attention_scale();
-  // In the type of the product that follows, where attention can give it; rows that are gathered first stay f32.
-  const bool gathered = layer + 1 == c.layers && pass.inputs.output_rows;
-  const bool bf16 = pass.inputs.attention.bf16 && w.o.dtype() == DType::kBF16 && !gathered;
-  args.out = ctx.Empty(bf16 ? DType::kBF16 : DType::kF32, qkv.q.shape());
+  args.out = ctx.Empty(out, qkv.q.shape());
   args.stored_mass = mass;
   ctx.backend->fused().AttentionOfStep(*ctx.backend, args);
   return args.out;

@@ -162,6 +162,22 @@ TEST(AttentionStorage, Bf16OnManyPagesMatchesReference) {
   }
 }
 
+// The first rows of a sequence, which see nothing but one another.
+TEST(AttentionStorage, Bf16RowsAloneMatchReference) {
+  if (!CudaForTests()) GTEST_SKIP() << "bf16 keys and values are the GPU's";
+  std::mt19937 rng = TestRng(26);
+  const Context ctx = TestContext();
+  for (const int64_t width : {64, 128}) {
+    AttentionProblem p = MakeProblem(rng, 8, 2, width, {}, {{300, {}}, {1, {}}, {20, {}}});
+    const Tensor q = Bf16Tensor(ctx, p.q, {p.rows, p.heads, p.width}, 0);
+    const Tensor k = Bf16Tensor(ctx, p.k, {p.rows, p.kv_heads, p.width}, 0);
+    const Tensor v = Bf16Tensor(ctx, p.v, {p.rows, p.kv_heads, p.width}, 0);
+    const AttentionTensors t = ToTensors(ctx, p, false);
+    const Tensor out = Attention(ctx, q, k, v, t.plan, static_cast<float>(p.scale), Tensor(), DType::kBF16);
+    EXPECT_LE(RelativeError(Bf16ToDoubles(ctx, out), ReferenceAttention(p).out), kBf16Tolerance);
+  }
+}
+
 // More tiles than clusters suit: items of a long chain are cut, here inside pages.
 TEST(AttentionStorage, Bf16PagesGiveWhatOneSegmentGives) {
   if (!CudaForTests()) GTEST_SKIP() << "bf16 keys and values are the GPU's";

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cmath>
 
 #include "kernels/ops/elementwise.h"
 #include "kernels/ops/matmul.h"
@@ -61,7 +62,7 @@ Doubles Floats(const Context& ctx, const Tensor& t) {
 }
 
 // Rows of a few and of many, widths that suit the kernel for few rows and widths that do not.
-constexpr std::array<std::array<int64_t, 3>, 12> kShapes = {{{1, 64, 32},
+constexpr std::array<std::array<int64_t, 3>, 14> kShapes = {{{1, 64, 32},
                                                              {1, 576, 960},
                                                              {2, 1536, 576},
                                                              {2, 4096, 64},
@@ -71,6 +72,8 @@ constexpr std::array<std::array<int64_t, 3>, 12> kShapes = {{{1, 64, 32},
                                                              {16, 1536, 128},
                                                              {17, 576, 64},
                                                              {5, 72, 40},
+                                                             {70, 72, 40},
+                                                             {130, 576, 192},
                                                              {64, 576, 192},
                                                              {1, 14336, 32}}};
 
@@ -137,6 +140,39 @@ TEST_P(Fused, LinearIsItsSumInFp64) {
       EXPECT_LE(RelativeError(Floats(ctx, Linear(ctx, x, w)), want), 5e-6);
       EXPECT_LE(RelativeError(Floats(ctx, Linear(ctx, x, w, bias)), with_bias), 5e-6);
     }
+  }
+}
+
+// Gates of many rows against fp64: their operands, the product and the result are each rounded to bf16.
+TEST_P(Fused, GatesOfManyRowsAreTheirFormulaInFp64) {
+  const Device device = MakeDevice(GetParam());
+  if (!device.ctx.backend) GTEST_SKIP() << "no bf16 storage here";
+  const Context& ctx = device.ctx;
+  const auto rounded = [&](double v) { return GetParam() ? Bf16ToFloat(FloatToBf16(static_cast<float>(v))) : v; };
+  const int64_t k = 192, ffn = 120;
+  for (const int64_t m : {64, 65, 200}) {
+    SCOPED_TRACE(::testing::Message() << m << " rows");
+    const Tensor x = Values(ctx, {m, k}, 41), norm = Values(ctx, {k}, 42), w = Weight(ctx, 2 * ffn, k, GetParam(), 43);
+    const Doubles rows = Floats(ctx, x), scale = Floats(ctx, norm), weights = Floats(ctx, w);
+    Doubles want;
+    for (int64_t r = 0; r < m; ++r) {
+      double squares = 0.0;
+      for (int64_t i = 0; i < k; ++i) squares += rows[r * k + i] * rows[r * k + i];
+      Doubles normed;
+      for (int64_t i = 0; i < k; ++i) {
+        normed.push_back(rounded(rows[r * k + i] / std::sqrt(squares / static_cast<double>(k) + 1e-5) * scale[i]));
+      }
+      const auto product = [&](int64_t column) {
+        double sum = 0.0;
+        for (int64_t i = 0; i < k; ++i) sum += normed[i] * weights[column * k + i];
+        return sum;
+      };
+      for (int64_t c = 0; c < ffn; ++c) {
+        const double gate = product(c);
+        want.push_back(gate / (1.0 + std::exp(-gate)) * product(ffn + c));
+      }
+    }
+    EXPECT_LE(RelativeError(Floats(ctx, NormSwiGlu(ctx, x, norm, 1e-5f, w)), want), GetParam() ? 4e-3 : 1e-5);
   }
 }
 
@@ -294,6 +330,84 @@ TEST(QkvRope, IsNormsRotationAndAppends) {
       }
     }
   }
+}
+
+// Rows of bf16 are the rows of f32 that they hold, turned, and rounded once.
+TEST(QkvRope, TurnsRowsOfBf16) {
+  const Context ctx = TestContext();
+  const FusedKernels& fused = ctx.backend->fused();
+  if (!fused.has_steps()) GTEST_SKIP() << "f32 only on this backend";
+  for (const bool interleaved : {false, true}) {
+    for (const bool norms : {false, true}) {
+      for (const int64_t width : {64, 128, 256}) {
+        SCOPED_TRACE(::testing::Message()
+                     << "heads of " << width << ", interleaved " << interleaved << ", norms " << norms);
+        const int64_t rows = 67, heads = 5, kv_heads = 2, all = heads + 2 * kv_heads, layer = 1;
+        RopeConfig config;
+        config.layout = interleaved ? RopeLayout::kInterleaved : RopeLayout::kHalf;
+        config.rope_dim = width;
+        config.inv_freq = RopeFrequencies(10000.0, width);
+        std::vector<int32_t> at;
+        for (int32_t r = 0; r < rows; ++r) at.push_back(1 + 1900 * r);
+        const Tensor positions = ctx.Ints(at, {rows}), angles = ctx.EmptyF32({rows, width});
+        fused.RopeAngles(*ctx.backend, {positions, angles, &config});
+        const Tensor q_norm = norms ? Values(ctx, {width}, 4) : Tensor();
+        const Tensor k_norm = norms ? Values(ctx, {width}, 5) : Tensor();
+        const Tensor narrow = ctx.Empty(DType::kBF16, {rows, all, width});
+        RandomFill(ctx, {narrow, 1.0f, 3});
+        const Doubles values = Floats(ctx, narrow);
+        const Tensor wide = ctx.Floats(std::vector<float>(values.begin(), values.end()), narrow.shape());
+        // Row r goes to slot rows − r; one row is not kept.
+        const auto turned = [&](const Tensor& qkv, const Tensor& pages) {
+          ctx.backend->Zero(pages);
+          std::vector<int64_t> places;
+          for (int64_t r = 0; r < rows; ++r) {
+            const int64_t k = reinterpret_cast<int64_t>(pages.raw()) + (rows - r) * width * 2;
+            places.push_back(r == 2 ? 0 : k);
+            places.push_back(r == 2 ? 0 : k + pages.stride(1) * 2);
+          }
+          KvRows kv;
+          kv.places = ctx.Empty(DType::kI64, {rows, 2});
+          ctx.backend->Upload(places.data(), kv.places);
+          kv.layer_stride = pages.stride(0);
+          kv.head_stride = pages.stride(2);
+          kv.dtype = pages.dtype();
+          QkvRopeArgs args{qkv, heads, kv_heads, q_norm, k_norm, 1e-6f, angles, interleaved, &kv, layer};
+          fused.QkvRope(*ctx.backend, args);
+          return Floats(ctx, qkv);
+        };
+        const Tensor pages = ctx.Empty(DType::kBF16, {2, 2, kv_heads, rows + 1, width});
+        const Tensor wide_pages = ctx.Empty(DType::kBF16, pages.shape());
+        const Doubles want = turned(wide, wide_pages);
+        EXPECT_LE(RelativeError(turned(narrow, pages), want), 3e-3);
+        EXPECT_LE(RelativeError(Floats(ctx, pages), Floats(ctx, wide_pages)), 3e-4);
+      }
+    }
+  }
+}
+
+// A product of many rows may go to rows of bf16.
+TEST(QkvRope, TakesProductsOfManyRowsAsBf16) {
+  const Device device = MakeDevice(true);
+  if (!device.ctx.backend) GTEST_SKIP() << "no bf16 storage here";
+  const Context& ctx = device.ctx;
+  const FusedKernels& fused = ctx.backend->fused();
+  const int64_t rows = kCachedRows + 6, k = 320, heads = 3, kv_heads = 1, all = heads + 2 * kv_heads, width = 64;
+  const Tensor x = Values(ctx, {rows, k}, 1), norm = Values(ctx, {k}, 2), w = Weight(ctx, all * width, k, true, 3);
+  RopeConfig config;
+  config.rope_dim = width;
+  config.inv_freq = RopeFrequencies(10000.0, width);
+  const Tensor positions = ctx.Ints(std::vector<int32_t>(static_cast<size_t>(rows), 77), {rows});
+  const Tensor angles = ctx.EmptyF32({rows, width});
+  fused.RopeAngles(*ctx.backend, {positions, angles, &config});
+  const auto run = [&](DType dtype) {
+    const Tensor out = ctx.Empty(dtype, {rows, all * width});
+    QkvRopeArgs turn{out.Reshape({rows, all, width}), heads, kv_heads, {}, {}, 1e-5f, angles};
+    fused.NormQkvRope(*ctx.backend, {{x, norm, w, out, 1e-5f}, turn});
+    return Floats(ctx, out);
+  };
+  // Rounded twice: as the product, and turned.
+  EXPECT_LE(RelativeError(run(DType::kBF16), run(DType::kF32)), 4e-3);
 }
 
 TEST(QkvRope, CopiesRowsBetweenTypes) {
