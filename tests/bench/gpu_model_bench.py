@@ -17,6 +17,8 @@ import sys
 import time
 
 BANDWIDTH = 4.0e12
+# Prompt rows of a pass: what a server takes while nothing decodes (4 × --prefill-chunk).
+PROMPT_ROWS = "8192"
 SHAPES = {
     "smollm2-135m": dict(hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
                          num_key_value_heads=3, vocab_size=49152, max_position_embeddings=8192, rope_theta=100000.0,
@@ -248,7 +250,7 @@ def main():
             row(f"{shape}, decode, B={batch}, transformers, {how}: for comparison", ms, peer=ms, peer_name="itself")
     if args.context > 0 and not args.saved and "llama-3.1-8b" in args.shapes:
         prompts = [n for n in (2048, 32768) if n < args.context] + [args.context]
-        result = ours(args.bench, "llama-3.1-8b", ["--first-token", ",".join(map(str, prompts)), "--slots", "2048", "--chunk", "2048",
+        result = ours(args.bench, "llama-3.1-8b", ["--first-token", ",".join(map(str, prompts)), "--slots", "2048", "--chunk", PROMPT_ROWS,
                                                    "--kv-bytes", str(24 << 30), *plans])
         theirs = {} if args.no_peers else prefill_peers("llama-3.1-8b", prompts)
         first = result["first_token_ms"]
