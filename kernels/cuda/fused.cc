@@ -8,6 +8,7 @@
 #include "kernels/cuda/cuda_kernels.h"
 #include "kernels/cuda/decompose_k_host.h"
 #include "kernels/cuda/fused_launch.h"
+#include "kernels/cuda/glu_product_launch.h"
 #include "kernels/cuda/rows.h"
 #include "kernels/cuda/skinny.h"
 #include "kernels/ops/elementwise.h"
@@ -15,6 +16,9 @@
 
 namespace stillhouse::cuda {
 namespace {
+
+// From so many rows on, gates are made by one launch (glu_product.cu): its tiles of 256 rows fill the GPU.
+constexpr int64_t kGluRows = 512;
 
 // The rows as the product takes them: f32, or bf16 at once.
 Tensor NormRows(Backend& backend, const Tensor& x, const Tensor& norm, float eps, bool bf16) {
@@ -142,6 +146,12 @@ void NormSwiGlu(Backend& backend, const NormSwiGluArgs& args) {
   const auto end = [&](SkinnyParams& p) { p.glu = args.out->raw(); };
   const Tensor x = RunNormed(backend, args.x, args.norm, args.eps, args.scaled, args.gate_up, ending, end);
   if (!x) return;
+  if (rows >= kGluRows && x.dtype() == DType::kBF16 && x.contiguous()) {
+    const GluProductParams product{x.raw(), args.gate_up.raw(), args.out->raw(), rows, ffn, x.dim(1)};
+    if (CanGluProduct(product)) {
+      return LaunchGluProduct(product, DeviceOf(backend).multiprocessors(), StreamOf(backend));
+    }
+  }
   const bool round = rows > kCachedRows && ffn % 8 == 0;
   const Tensor both = ctx.Empty(round ? DType::kBF16 : DType::kF32, {rows, 2 * ffn});
   LinearInto(backend, x, args.gate_up, Tensor(), both, /*add=*/false, ending);

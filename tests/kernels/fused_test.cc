@@ -149,9 +149,10 @@ TEST_P(Fused, GatesOfManyRowsAreTheirFormulaInFp64) {
   if (!device.ctx.backend) GTEST_SKIP() << "no bf16 storage here";
   const Context& ctx = device.ctx;
   const auto rounded = [&](double v) { return GetParam() ? Bf16ToFloat(FloatToBf16(static_cast<float>(v))) : v; };
-  const int64_t k = 192, ffn = 120;
-  for (const int64_t m : {64, 65, 200}) {
-    SCOPED_TRACE(::testing::Message() << m << " rows");
+  const int64_t k = 192;
+  constexpr std::array<std::array<int64_t, 2>, 5> kSizes = {{{64, 120}, {65, 120}, {200, 128}, {512, 384}, {650, 256}}};
+  for (const auto& [m, ffn] : kSizes) {
+    SCOPED_TRACE(::testing::Message() << m << " rows, " << ffn << " gates");
     const Tensor x = Values(ctx, {m, k}, 41), norm = Values(ctx, {k}, 42), w = Weight(ctx, 2 * ffn, k, GetParam(), 43);
     const Doubles rows = Floats(ctx, x), scale = Floats(ctx, norm), weights = Floats(ctx, w);
     Doubles want;

@@ -28,6 +28,16 @@ __device__ __forceinline__ void CopyBox(void* shared, const CUtensorMap* map, in
       : "memory");
 }
 
+// To the blocks of the cluster in `blocks` (a bit each), where `shared` and `barrier` lie in each of them.
+__device__ __forceinline__ void CopyBoxToBlocks(void* shared, const CUtensorMap* map, int row, int column,
+                                                uint64_t* barrier, uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1, "
+      "{%3, %4}], [%2], %5;\n" ::"r"(SharedAddress(shared)),
+      "l"(map), "r"(SharedAddress(barrier)), "r"(column), "r"(row), "h"(blocks)
+      : "memory");
+}
+
 __device__ __forceinline__ void PrefetchMap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];\n" ::"l"(map) : "memory");
 }

@@ -30,6 +30,12 @@ __device__ __forceinline__ uint64_t Advance(uint64_t descriptor, int bytes) {
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define STILLHOUSE_WGMMA_MORE_SUMS                                                       \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, "               \
+  "%78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, "               \
+  "%92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, "         \
+  "%106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, " \
+  "%120, %121, %122, %123, %124, %125, %126, %127"
 #define STILLHOUSE_WGMMA_REGISTERS(sum)                                                                           \
   "+f"(sum[0][0]), "+f"(sum[0][1]), "+f"(sum[0][2]), "+f"(sum[0][3]), "+f"(sum[1][0]), "+f"(sum[1][1]),           \
       "+f"(sum[1][2]), "+f"(sum[1][3]), "+f"(sum[2][0]), "+f"(sum[2][1]), "+f"(sum[2][2]), "+f"(sum[2][3]),       \
@@ -60,7 +66,19 @@ __device__ __forceinline__ void WarpgroupAccumulate(float (&sum)[16][4], const u
                : STILLHOUSE_WGMMA_REGISTERS(sum)
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
+
+// WarpgroupDot with 256 rows of b: the sums of the first 128, and of the others.
+__device__ __forceinline__ void WarpgroupDotPair(float (&first)[16][4], float (&second)[16][4], uint64_t a, uint64_t b,
+                                                 bool add) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %130, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {" STILLHOUSE_WGMMA_SUMS ", " STILLHOUSE_WGMMA_MORE_SUMS
+      "}, %128, %129, p, 1, 1, 0, 0;\n}\n"
+      : STILLHOUSE_WGMMA_REGISTERS(first), STILLHOUSE_WGMMA_REGISTERS(second)
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)));
+}
 #undef STILLHOUSE_WGMMA_SUMS
+#undef STILLHOUSE_WGMMA_MORE_SUMS
 #undef STILLHOUSE_WGMMA_REGISTERS
 
 // Before the first product after registers of its sums were written; after the last product of a group; and until at
@@ -118,6 +136,15 @@ __device__ __forceinline__ void Arrive(uint64_t* barrier) {
 // Arrives when all copies that this thread has asked for are done.
 __device__ __forceinline__ void ArriveAfterCopies(uint64_t* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(SharedAddress(barrier)) : "memory");
+}
+// The same at the barrier of block `rank` of the cluster that lies where `barrier` lies in this one. What was read
+// before may be overwritten then; what the thread wrote, another block need not see.
+__device__ __forceinline__ void ArriveAtBlock(uint64_t* barrier, int rank) {
+  asm volatile(
+      "{\n.reg .b32 there;\nmapa.shared::cluster.u32 there, %0, %1;\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [there];\n}\n" ::"r"(SharedAddress(barrier)),
+      "r"(rank)
+      : "memory");
 }
 // Waits for the end of the phase of this parity: 0 for the first; 1 passes at once on a fresh barrier.
 __device__ __forceinline__ void WaitPhase(uint64_t* barrier, int parity) {
