@@ -175,9 +175,14 @@ class Planner {
         AddRun(&chain, segments_[s], s);
         chain.slots += segments_[s].slots;
       }
-      if (m.users.size() == 1) {
-        chain.rows = ~static_cast<int32_t>(sequences_[m.users[0]].row_begin);
-        chain.row_count = sequences_[m.users[0]].row_count;
+      const int64_t first = sequences_[m.users[0]].row_begin;
+      bool consecutive = true;
+      for (int32_t user : m.users) {
+        consecutive = consecutive && sequences_[user].row_begin == first + chain.row_count;
+        chain.row_count += sequences_[user].row_count;
+      }
+      if (consecutive) {
+        chain.rows = ~static_cast<int32_t>(first);
       } else {
         chain.rows = static_cast<int32_t>(plan_.rows.size());
         for (int32_t user : m.users) {
@@ -185,7 +190,6 @@ class Planner {
           for (int64_t r = 0; r < sequence.row_count; ++r) {
             plan_.rows.push_back(static_cast<int32_t>(sequence.row_begin + r));
           }
-          chain.row_count += sequence.row_count;
         }
       }
       chains_.push_back(chain);
