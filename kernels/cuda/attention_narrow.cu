@@ -30,19 +30,27 @@ constexpr float kLn2 = 0.6931471805599453f;
 // Weights may grow to 2^kSlack before the maximum follows and earlier sums shrink.
 constexpr float kSlack = 8.0f;
 
-// kBrief: for many items of few slots, which wait for each other less where more blocks share a multiprocessor.
-template <int kWidth, bool kBrief>
+// What blocks are for. kBrief: many items of few slots, which wait for each other less where more blocks share a
+// multiprocessor. kSplit: items that the blocks of clusters share, a few steps for each; all blocks of the next launch
+// find room beside them, and have read their slots when these end.
+enum class Use { kLong, kBrief, kSplit };
+
+template <int kWidth, Use kUse>
 struct Layout {
   static constexpr int kThreads = kWarps * kWarp;
-  static constexpr int kBlocks = kBrief && kWidth <= 128 ? 4 : 2;  // of a multiprocessor
-  static constexpr int kStages = kBrief ? 1 : kWidth == 256 ? 2 : 3;
-  static constexpr int kAhead = std::max(kStages - 1, 1);  // steps that are asked for before the first is used
+  static constexpr int kBlocks =  // of a multiprocessor
+      kWidth > 128 || kUse == Use::kLong ? 2
+      : kUse == Use::kBrief              ? 4
+                                         : 3;
+  static constexpr int kStages = kUse == Use::kBrief ? 1 : kUse == Use::kSplit || kWidth == 256 ? 2 : 3;
   static constexpr int kTileBytes = kSlots * kWidth * 2;
   static constexpr int kStageBytes = 2 * kTileBytes + 128;  // of a warp: k, v, beta
   static constexpr int kRingBytes = kStages * kStageBytes;
   static constexpr int kSumStride = kWidth + 4;
   static constexpr int kSumBytes = kWarps * kQueries * (kSumStride + kSumState) * 4;
-  static constexpr int kBytes = std::max(kWarps * kRingBytes + kQueries * kWidth * 2, kSumBytes);
+  static constexpr int kLanding = std::max(kWarps * kRingBytes + kQueries * kWidth * 2, kSumBytes);
+  using Finisher = ColumnFinisher<kWidth, kQueries, kWarps, kWarps, kUse == Use::kSplit>;
+  static constexpr int kBytes = kLanding + Finisher::kLandingBytes;
 };
 
 // What a warp has to know of its slots of a step when they have come.
@@ -76,14 +84,13 @@ __device__ __forceinline__ void LoadRows(char* tile, const Bf16* from, int64_t r
 
 template <int kWidth>
 __device__ __forceinline__ Meta LoadStage(char* stage, const SlotTile<Bf16>& tile, int width) {
-  using L = Layout<kWidth, false>;
+  using L = Layout<kWidth, Use::kLong>;
   const int lane = static_cast<int>(threadIdx.x) % kWarp, first = static_cast<int>(threadIdx.x) / kWarp * kSlots;
   Meta meta;
   meta.slots = min(tile.slots - first, kSlots);
   meta.limit = tile.limit - first;
   meta.beta = tile.beta != nullptr;
   meta.memory = tile.memory;
-  meta.last = tile.slots == 0;
   if (meta.slots > 0) {
     LoadRows<kWidth>(stage, tile.k + first * tile.k_row, tile.k_row, meta.slots, width, tile.vector);
     LoadRows<kWidth>(stage + L::kTileBytes, tile.v + first * tile.v_row, tile.v_row, meta.slots, width, tile.vector);
@@ -95,11 +102,11 @@ __device__ __forceinline__ Meta LoadStage(char* stage, const SlotTile<Bf16>& til
   return meta;
 }
 
-template <int kWidth, bool kBrief, int kInline>
-__global__ void __launch_bounds__(kWarps* kWarp, Layout<kWidth, kBrief>::kBlocks)
+template <int kWidth, Use kUse, int kInline>
+__global__ void __launch_bounds__(kWarps* kWarp, Layout<kWidth, kUse>::kBlocks)
     AttentionNarrow(const AttentionTensors t, const AttentionItems where, const AttentionMerging where_merged,
                     const __grid_constant__ InlineTables<kInline> tables) {
-  using L = Layout<kWidth, kBrief>;
+  using L = Layout<kWidth, kUse>;
   constexpr int kDepth = kWidth / 16;
   extern __shared__ float4 attention_shared[];
   LetNextKernelStart();
@@ -114,33 +121,40 @@ __global__ void __launch_bounds__(kWarps* kWarp, Layout<kWidth, kBrief>::kBlocks
   const int g = lane / 4, two = 2 * (lane % 4);  // of the fragments: row (and row + 8), column pair
 
   SlotCursor<Bf16, kStep> cursor(items, item, kv);
-  ColumnFinisher<kWidth, kWarps, kWarps> finisher(t, item, items.rows, merging, kv, warp);
+  typename L::Finisher finisher(t, item, items.rows, merging, kv, warp, shared + L::kLanding);
+  finisher.Open();
   finisher.ReadMerges();
   if (!items.settled) WaitForPreviousKernel();
   char* const ring = shared + warp * L::kRingBytes;
-  Meta pending[L::kAhead];
+  Meta pending[L::kStages];
   int stage = 0, free = 0;  // of the ring: to read, to fill
   const auto load_next = [&] {
 #pragma unroll
-    for (int s = 0; s + 1 < L::kAhead; ++s) pending[s] = pending[s + 1];
-    pending[L::kAhead - 1] = LoadStage<kWidth>(ring + free, cursor.Next(), t.width);
+    for (int s = 0; s + 1 < L::kStages; ++s) pending[s] = pending[s + 1];
+    Meta& last = pending[L::kStages - 1];
+    if (cursor.left() <= 0) {  // an empty group
+      last = {};
+      last.last = true;
+      return CopyAsyncCommit();
+    }
+    last = LoadStage<kWidth>(ring + free, cursor.Next(), t.width);
     free += L::kStageBytes;
     if (free == L::kRingBytes) free = 0;
   };
 #pragma unroll 1  // code that runs once is fetched once: short is fast
-  for (int s = 0; s < L::kAhead; ++s) load_next();
+  for (int s = 0; s < L::kStages; ++s) load_next();
   if (items.settled) WaitForPreviousKernel();
 
   // Queries, as the right operand.
   char* const query_tile = shared + kWarps * L::kRingBytes;
   LoadQueries<kWidth, kQueries, L::kThreads>(query_tile, t, item, items.rows, kv);
-  finisher.Prepare();
   __syncthreads();
   uint32_t q[kDepth / 2][4];
 #pragma unroll
   for (int d = 0; d < kDepth / 2; ++d) {
     LoadMatrices(q[d], query_tile + TileByte<kWidth>(lane % 8, 4 * d + lane / 8));
   }
+  finisher.Prepare();
 
   // Running softmax of queries `two` and `two` + 1, in base 2; the sums are of the lane's own slots until the end.
   const float scale = t.scale * kLog2E;
@@ -210,16 +224,13 @@ __global__ void __launch_bounds__(kWarps* kWarp, Layout<kWidth, kBrief>::kBlocks
   for (;;) {
     const Meta meta = pending[0];
     if (meta.last) break;
-    CopyAsyncWait<L::kAhead - 1>();
-    __syncwarp();  // this step's slots are there, and every lane is done with those before
-    if constexpr (L::kStages > 1) load_next();
+    CopyAsyncWait<L::kStages - 1>();
+    __syncwarp();  // this step's slots are there
     if (meta.slots > 0) attend(meta, ring + stage);
     stage += L::kStageBytes;
     if (stage == L::kRingBytes) stage = 0;
-    if constexpr (L::kStages == 1) {
-      __syncwarp();
-      load_next();
-    }
+    __syncwarp();  // every lane is done with them
+    load_next();
   }
   CopyAsyncWait<0>();
   __syncthreads();  // the rings are free
@@ -249,24 +260,30 @@ __global__ void __launch_bounds__(kWarps* kWarp, Layout<kWidth, kBrief>::kBlocks
   finisher.Finish({sums, states, kQueries, L::kSumStride, kWarps});
 }
 
-template <bool kBrief>
+template <Use kUse>
 struct Kernel {
   template <int kWidth, int kInline>
   static auto Entry() {
-    return &AttentionNarrow<kWidth, kBrief, kInline>;
+    return &AttentionNarrow<kWidth, kUse, kInline>;
   }
   template <int kWidth>
-  using LayoutOf = Layout<kWidth, kBrief>;
+  using LayoutOf = Layout<kWidth, kUse>;
 };
 
 }  // namespace
 
 void LaunchAttentionBf16Narrow(const AttentionTensors& tensors, const AttentionItems& items,
                                const AttentionMerging& merging, cudaStream_t stream) {
-  items.brief ? LaunchTiles<Kernel<true>>(tensors, items, merging, stream)
-              : LaunchTiles<Kernel<false>>(tensors, items, merging, stream);
+  if (items.cluster > 1) return LaunchTiles<Kernel<Use::kSplit>>(tensors, items, merging, stream);
+  items.brief ? LaunchTiles<Kernel<Use::kBrief>>(tensors, items, merging, stream)
+              : LaunchTiles<Kernel<Use::kLong>>(tensors, items, merging, stream);
 }
 
-AttentionCapacity AttentionCapacityBf16Narrow(int width) { return TilesCapacity<Kernel<false>>(width); }
+AttentionCapacity AttentionCapacityBf16Narrow(int width) {
+  AttentionCapacity capacity = TilesCapacity<Kernel<Use::kSplit>>(width);
+  static_assert(kAttentionClusters[0] == 1);
+  capacity.blocks[0] = TilesCapacity<Kernel<Use::kLong>>(width).blocks[0];
+  return capacity;
+}
 
 }  // namespace stillhouse::cuda

@@ -6,7 +6,7 @@
 #include "kernels/cuda/attention_launch.h"
 #include "kernels/cuda/device/async_copy.cuh"
 #include "kernels/cuda/device/attention_kernels.cuh"
-#include "kernels/cuda/device/attention_merge.cuh"
+#include "kernels/cuda/device/attention_landing.cuh"
 #include "kernels/cuda/device/attention_stages.cuh"
 #include "kernels/cuda/device/cluster.cuh"
 #include "kernels/cuda/device/dtype.cuh"
@@ -24,10 +24,6 @@ constexpr float kLog2E = 1.4426950408889634f;
 constexpr float kLn2 = 0.6931471805599453f;
 // Weights may grow to 2^kSlack before the maximum follows and earlier sums shrink.
 constexpr float kSlack = 8.0f;
-
-// Sums that are merged with others' lie where the keys were.
-constexpr int kSumStride = kWidth + 4;
-static_assert(kAttentionTall * (kSumStride + kSumState) * 4 <= kStages * kTileBytes);
 
 // Queries of the tile, every kStride-th from `first` on, each as a row of the step and a head; `there`: the tile has so
 // many. One division for all.
@@ -62,9 +58,10 @@ class Queries {
   int i_, head_;
 };
 
-// A warp's 16 queries of the tile, from `first` on, to its rows of q.
+// A warp's 16 queries of the tile, from `first` on, to its rows of q. `asked()`: when all are on their way.
+template <typename Asked>
 __device__ __forceinline__ void LoadQueries(const AttentionTensors& t, const AttentionItem& item, const int32_t* rows,
-                                            int kv, int first, char* q) {
+                                            int kv, int first, char* q, const Asked& asked) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp, c = lane % 16;
   // All are on their way before the first is used.
   if (t.q_bf16) {
@@ -76,6 +73,7 @@ __device__ __forceinline__ void LoadQueries(const AttentionTensors& t, const Att
       value[i] = make_uint4(0, 0, 0, 0);
       if (queries.there()) value[i] = *reinterpret_cast<const uint4*>(static_cast<const Bf16*>(t.q) + at);
     }
+    asked();
 #pragma unroll
     for (int i = 0; i < 8; ++i) *reinterpret_cast<uint4*>(q + TileByte(first + 2 * i + lane / 16, c)) = value[i];
   } else {
@@ -90,6 +88,7 @@ __device__ __forceinline__ void LoadQueries(const AttentionTensors& t, const Att
       value[i][0] = from[0];
       value[i][1] = from[1];
     }
+    asked();
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       const float4 a = value[i][0], b = value[i][1];
@@ -259,26 +258,6 @@ __device__ __forceinline__ void Finish(const AttentionTensors& t, const Attentio
   }
 }
 
-// The same where others' sums come to them.
-__device__ __forceinline__ void StoreSums(float* sums, float* states, int first, const float (&o)[16][4],
-                                          const Running& running) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, g = lane / 4, two = 2 * (lane % 4);
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int query = first + g + 8 * half;
-    const float memory = WarpSum<4>(running.memory[half]), rest = WarpSum<4>(running.rest[half]);
-#pragma unroll
-    for (int n = 0; n < 16; ++n) {
-      *reinterpret_cast<float2*>(sums + query * kSumStride + 8 * n + two) =
-          make_float2(o[n][2 * half], o[n][2 * half + 1]);
-    }
-    if (two != 0) continue;
-    states[kSumState * query] = running.m[half] * kLn2;
-    states[kSumState * query + 1] = memory;
-    states[kSumState * query + 2] = rest;
-  }
-}
-
 // A warpgroup that computes: 64 queries. Scores of a step and values of the step before are under way together.
 __device__ __forceinline__ void Consume(Shared& shared, const AttentionTensors& t, const int32_t* rows,
                                         const AttentionMerging& merging, int half, TileWalk walk) {
@@ -286,13 +265,15 @@ __device__ __forceinline__ void Consume(Shared& shared, const AttentionTensors& 
   const int g = lane / 4, two = 2 * (lane % 4), first_query = 64 * half + 16 * (tid / kWarp);
   const float scale = t.scale * kLog2E;
   const uint64_t q = MatrixDescriptor(shared.q + half * 64 * 128, kBlockBytes);
-  WaitForPreviousKernel();
   if (half == 1) GiveTurn(1);
   Place k, v;
-  while (walk.Next()) {
+  for (bool first = true; walk.Next(); first = false) {
     const AttentionItem item = walk.item();
     const int tile_row[2] = {(first_query + g) / item.head_count, (first_query + g + 8) / item.head_count};
-    LoadQueries(t, item, rows, walk.kv(), first_query, shared.q);
+    if (first) WaitForPreviousKernel();
+    LoadQueries(t, item, rows, walk.kv(), first_query, shared.q, [&] {
+      if (first) NamedBarrierArrive<kThreads>(kQueriesAsked);
+    });
     FenceForTensorCores();
     WarpgroupBarrier(1 + half);
 
@@ -374,19 +355,24 @@ __device__ __forceinline__ void Consume(Shared& shared, const AttentionTensors& 
       continue;
     }
     // The block's only tile.
-    const auto sync = [] { NamedBarrierWait<2 * kGroup>(5); };
-    sync();  // both are done with the keys
-    float* const sums = reinterpret_cast<float*>(shared.k[0]);
-    float* const states = sums + kAttentionTall * kSumStride;
-    StoreSums(sums, states, first_query, o, running);
-    TileFinisher<kWidth, 2 * kGroup / kWarp, 4> finisher(t, item, rows, merging, walk.kv(), first_query / 16);
-    finisher.Finish({sums, states, kAttentionTall, kSumStride, 1}, sync, false);
+    WarpState state;
+#pragma unroll
+    for (int row = 0; row < 2; ++row) {
+      state.m[row] = running.m[row] * kLn2;
+      state.memory[row] = WarpSum<4>(running.memory[row]);
+      state.rest[row] = WarpSum<4>(running.rest[row]);
+    }
+    NamedBarrierWait<2 * kGroup>(5);  // both are done with keys and values
+    Landing landing(shared, t, item, rows, merging, walk.kv(), half * kGroup + tid);
+    landing.Open();
+    landing.Push(first_query, o, state);
+    landing.Finish();
   }
   if (half == 0) TakeTurn(0);
 }
 
 template <int kInline>
-__global__ void __launch_bounds__(3 * kGroup, 1)
+__global__ void __launch_bounds__(kThreads, 1)
     AttentionWgmma(const AttentionTensors t, const AttentionItems where, const AttentionMerging where_merged,
                    const __grid_constant__ AttentionMaps maps, const __grid_constant__ InlineTables<kInline> tables) {
   extern __shared__ char attention_shared[];
@@ -399,6 +385,7 @@ __global__ void __launch_bounds__(3 * kGroup, 1)
       InitBarrier(&shared.k_empty[s], 2 * kGroup / kWarp);
       InitBarrier(&shared.v_empty[s], 2 * kGroup / kWarp);
     }
+    InitBarrier(&shared.landed, 1);
     FenceBarrierInit();
   }
   const AttentionItems items = Resolve(where, tables);
@@ -421,7 +408,7 @@ void Launch(const AttentionTensors& tensors, const AttentionItems& items, const 
             cudaStream_t stream) {
   PreferShared(AttentionWgmma<kInline>);
   LaunchClustersEarly(AttentionWgmma<kInline>, static_cast<unsigned>(blocks),
-                      dim3(static_cast<unsigned>(items.cluster)), 3 * kGroup, kBytes, stream, tensors, items, merging,
+                      dim3(static_cast<unsigned>(items.cluster)), kThreads, kBytes, stream, tensors, items, merging,
                       items.maps ? *items.maps : AttentionMaps{}, TablesOf<kInline>(items.inline_tables));
 }
 
@@ -442,7 +429,13 @@ void LaunchAttentionTall(const AttentionTensors& tensors, const AttentionItems& 
 }
 
 AttentionCapacity AttentionCapacityTall() {
-  static const AttentionCapacity capacity = CapacityOf(tall::AttentionWgmma<0>, 3 * tall::kGroup, tall::kBytes);
+  static const AttentionCapacity capacity = [] {
+    AttentionCapacity of = CapacityOf(tall::AttentionWgmma<0>, tall::kThreads, tall::kBytes);
+    for (size_t i = 0; i < std::size(kAttentionClusters); ++i) {
+      if (kAttentionClusters[i] > tall::kMostBlocks) of.blocks[i] = 0;
+    }
+    return of;
+  }();
   return capacity;
 }
 

@@ -1,5 +1,6 @@
 // How the results of a tile of few queries come together: every block of its cluster has some of the columns, of all
-// queries, a warp for each query. Little code that every lane runs at once: it runs once, and is fetched as it runs.
+// queries, a warp for each query. Blocks push their sums to where they end, so that none waits for more than those.
+// Little code that every lane runs at once: it runs once, and is fetched as it runs.
 #ifndef STILLHOUSE_KERNELS_CUDA_DEVICE_ATTENTION_COLUMNS_CUH_
 #define STILLHOUSE_KERNELS_CUDA_DEVICE_ATTENTION_COLUMNS_CUH_
 
@@ -8,18 +9,30 @@
 
 #include "kernels/cuda/attention_launch.h"
 #include "kernels/cuda/device/attention_merge.cuh"
+#include "kernels/cuda/device/bulk_copy.cuh"
 #include "kernels/cuda/device/cluster.cuh"
 #include "kernels/cuda/device/reduce.cuh"
+#include "kernels/cuda/device/wgmma.cuh"
 #include "kernels/ops/softmax_state.h"
 
 namespace stillhouse::cuda {
 
-// As TileFinisher, for a tile whose sums lie in kParts parts in every block, and for all kWarps warps of the block.
-template <int kWidth, int kWarps, int kParts>
+// As TileFinisher, for a tile of up to kQueries whose sums lie in kParts parts in every block, and for all kWarps warps
+// of the block. kSplit: it is of a cluster of several.
+template <int kWidth, int kQueries, int kWarps, int kParts, bool kSplit>
 class ColumnFinisher {
+  static constexpr int kChunks = kWidth / 4;  // of four columns
+  static constexpr int kMostBlocks = 16;
+  static_assert(kAttentionClusters[std::size(kAttentionClusters) - 1] == kMostBlocks);
+
  public:
+  // Shared memory that other blocks write to, from Open on: a barrier, states, sums. A block's chunks are
+  // `own_chunks_`, times all blocks less than kChunks + kMostBlocks.
+  static constexpr int kLandingBytes =
+      kSplit ? 16 + kQueries * 4 * (kMostBlocks * kSumState + 4 * (kChunks + kMostBlocks - 1)) : 0;
+
   __device__ ColumnFinisher(const AttentionTensors& t, const AttentionItem& item, const int32_t* rows,
-                            const AttentionMerging& merging, int kv, int warp)
+                            const AttentionMerging& merging, int kv, int warp, char* landing)
       : t_(t),
         item_(item),
         rows_(rows),
@@ -28,10 +41,35 @@ class ColumnFinisher {
         queries_(item.row_count * item.head_count),
         warp_(warp),
         lane_(static_cast<int>(threadIdx.x) % kWarp),
-        blocks_(ClusterBlocks()),
-        own_chunks_((kChunks + blocks_ - 1) / blocks_) {
+        blocks_(kSplit ? ClusterBlocks() : 1),
+        rank_(kSplit ? ClusterRank() : 0),
+        own_chunks_((kChunks + blocks_ - 1) / blocks_),
+        landed_(reinterpret_cast<uint64_t*>(landing)),
+        landed_states_(reinterpret_cast<float*>(landing + 16)),
+        landed_sums_(landed_states_ + blocks_ * kQueries * kSumState) {
     while (kWarp >> lane_bits_ < blocks_) --lane_bits_;
     Take(warp);
+  }
+
+  // Lets the other blocks push to this one. All threads of the block take part.
+  __device__ void Open() {
+    if constexpr (kSplit) {
+      if (threadIdx.x == 0) {
+        InitBarrier(landed_, 1);
+        FenceBarrierInit();
+        const int chunks = min(max(kChunks - rank_ * own_chunks_, 0), own_chunks_);
+        ArriveAndExpect(landed_, static_cast<uint32_t>(blocks_ * queries_ * (kSumState + 4 * chunks) * 4));
+      }
+      ClusterArriveRelaxed();
+      const int at = rank_ * kQueries, block = min(lane_, blocks_ - 1);
+      state_ = {AddressInBlock(landed_states_ + at * kSumState, block), AddressInBlock(landed_, block)};
+#pragma unroll
+      for (int c = 0; c < kLaneChunks; ++c) {
+        const int chunk = lane_ + c * kWarp, to = min(chunk / own_chunks_, blocks_ - 1);
+        sums_[c] = {AddressInBlock(landed_sums_ + 4 * (at * own_chunks_ + chunk - to * own_chunks_), to),
+                    AddressInBlock(landed_, to)};
+      }
+    }
   }
 
   // Looks up the merge of the warp's first query.
@@ -48,14 +86,18 @@ class ColumnFinisher {
 
   // All threads of the block take part; `sums` are written.
   __device__ void Finish(const TileSums& sums) {
-    if (blocks_ > 1) {
-      ClusterArrive();
-    } else {
-      __syncthreads();
+    __syncthreads();
+    if constexpr (kSplit) {
+      ClusterWait();  // all are open
+      Push(sums);
     }
     float logit = -INFINITY;
     if (merge_.own_begin <= merge_.row) logit = Logit(own_);
-    if (blocks_ > 1) ClusterWait();
+    TileSums all = sums;
+    if constexpr (kSplit) {
+      WaitPhase(landed_, 0);
+      all = {landed_sums_, landed_states_, kQueries, 4 * own_chunks_, blocks_};
+    }
 #pragma unroll 1
     for (int query = warp_; query < queries_; query += kWarps) {
       if (query != warp_) {
@@ -67,17 +109,12 @@ class ColumnFinisher {
           logit = Logit(own_);
         }
       }
-      End(sums, query, logit);
-    }
-    if (blocks_ > 1) {  // others may still read this block's sums
-      ClusterArrive();
-      ClusterWait();
+      End(all, query, logit);
     }
   }
 
  private:
-  static constexpr int kChunks = kWidth / 4;                           // of four columns
-  static constexpr int kLaneChunks = std::max(1, kWidth / 4 / kWarp);  // of a whole row
+  static constexpr int kLaneChunks = std::max(1, kChunks / kWarp);  // of a whole row
 
   struct OwnRow {
     float4 q[kLaneChunks], k[kLaneChunks];
@@ -101,9 +138,10 @@ class ColumnFinisher {
     row_ = query / item_.head_count;
     head_ = kv_ * (t_.heads / t_.kv_heads) + item_.head_begin + query - row_ * item_.head_count;
   }
-  // A block's chunks are dealt to so many lanes at a time; as many lanes as there are blocks read the same one.
+  // A block's chunks are dealt to so many lanes at a time; as many lanes as there are blocks, or more, have the same
+  // one.
   __device__ int lanes() const { return 1 << lane_bits_; }
-  __device__ int Chunk(int pass) const { return ClusterRank() * own_chunks_ + pass + (lane_ & (lanes() - 1)); }
+  __device__ int Chunk(int pass) const { return rank_ * own_chunks_ + pass + (lane_ & (lanes() - 1)); }
 
   __device__ OwnRow ReadOwn(int64_t row, int64_t own) const {
     OwnRow of;
@@ -131,67 +169,107 @@ class ColumnFinisher {
     return t_.scale * WarpSum(dot);
   }
 
-  // Over the lanes that read the same chunk in other blocks.
-  template <typename Fold>
-  __device__ float OverBlocks(float x, const Fold& fold) const {
+  // Over the lanes that have the same chunk of other blocks.
+  template <int kCount, typename Fold>
+  __device__ void OverBlocks(float (&x)[kCount], const Fold& fold) const {
+    if constexpr (kSplit) {
 #pragma unroll 1
-    for (int other = lanes(); other < kWarp; other *= 2) x = fold(x, __shfl_xor_sync(kFullWarp, x, other));
-    return x;
+      for (int other = lanes(); other < kWarp; other *= 2) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) x[i] = fold(x[i], __shfl_xor_sync(kFullWarp, x[i], other));
+      }
+    }
   }
 
-  // `logit`: of the first own row, whose values are own_v_; −inf: there is none.
-  __device__ void End(const TileSums& sums, int query, float logit) {
-    const auto sum = [](float a, float b) { return a + b; };
-    const int block = lane_ >> lane_bits_;
-    float4 state[kParts];
-    float top = logit;
+  // The block's sums, each chunk to the block that has it, and the states to all.
+  __device__ void Push(const TileSums& sums) const {
+#pragma unroll 1
+    for (int query = warp_; query < queries_; query += kWarps) {
+      float4 state[kParts], value[kLaneChunks] = {};
+      float top = -INFINITY;
 #pragma unroll
-    for (int p = 0; p < kParts; ++p) {
-      state[p] = block < blocks_ ? LoadOfBlock(sums.state + (p * sums.queries + query) * kSumState, block)
-                                 : make_float4(-INFINITY, 0.0f, 0.0f, 0.0f);
-      top = fmaxf(top, state[p].x);
+      for (int p = 0; p < kParts; ++p) {
+        state[p] = *reinterpret_cast<const float4*>(sums.state + (p * sums.queries + query) * kSumState);
+        top = fmaxf(top, state[p].x);
+      }
+      float4 all = make_float4(top, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+      for (int p = 0; p < kParts; ++p) {
+        const float weight = SoftmaxWeight(state[p].x, top);
+        all.y = fmaf(weight, state[p].y, all.y);
+        all.z = fmaf(weight, state[p].z, all.z);
+#pragma unroll
+        for (int c = 0; c < kLaneChunks; ++c) {
+          const int chunk = min(lane_ + c * kWarp, kChunks - 1);
+          Add(weight, sums.o + (p * sums.queries + query) * sums.stride + 4 * chunk, &value[c]);
+        }
+      }
+      if (lane_ < blocks_) PushToBlock(state_.to + query * kSumState * 4, state_.barrier, all);
+#pragma unroll
+      for (int c = 0; c < kLaneChunks; ++c) {
+        if (lane_ + c * kWarp < kChunks)
+          PushToBlock(sums_[c].to + query * own_chunks_ * 16, sums_[c].barrier, value[c]);
+      }
     }
-    top = OverBlocks(top, [](float a, float b) { return fmaxf(a, b); });
+  }
+
+  static __device__ void Add(float weight, const float* from, float4* sum) {
+    const float4 value = *reinterpret_cast<const float4*>(from);
+    sum->x = fmaf(weight, value.x, sum->x);
+    sum->y = fmaf(weight, value.y, sum->y);
+    sum->z = fmaf(weight, value.z, sum->z);
+    sum->w = fmaf(weight, value.w, sum->w);
+  }
+
+  // `sums` hold the block's columns. `logit`: of the first own row, whose values are own_v_; −inf: there is none.
+  __device__ void End(const TileSums& sums, int query, float logit) {
+    constexpr int kMine = kSplit ? 1 : kParts;  // parts, of a lane
+    const int first = lane_ >> lane_bits_;
+    float4 state[kMine];
+    float top[1] = {logit};
+#pragma unroll
+    for (int p = 0; p < kMine; ++p) {
+      state[p] = make_float4(-INFINITY, 0.0f, 0.0f, 0.0f);
+      if (first + p < sums.parts) {
+        state[p] = *reinterpret_cast<const float4*>(sums.state + ((first + p) * sums.queries + query) * kSumState);
+      }
+      top[0] = fmaxf(top[0], state[p].x);
+    }
+    OverBlocks(top, MaxOf());
     float memory = 0.0f, rest = 0.0f;
 #pragma unroll
-    for (int p = 0; p < kParts; ++p) {
-      state[p].x = SoftmaxWeight(state[p].x, top);
+    for (int p = 0; p < kMine; ++p) {
+      state[p].x = SoftmaxWeight(state[p].x, top[0]);
       memory = fmaf(state[p].x, state[p].y, memory);
       rest = fmaf(state[p].x, state[p].z, rest);
     }
-    const float own = SoftmaxWeight(logit, top);
-    memory = OverBlocks(memory, sum);
-    rest = OverBlocks(rest, sum) + own;
+    const float own = SoftmaxWeight(logit, top[0]);
 #pragma unroll 1
     for (int pass = 0; pass < own_chunks_; pass += lanes()) {
       const int chunk = Chunk(pass), column = 4 * chunk;
       const bool there = pass + (lane_ & (lanes() - 1)) < own_chunks_ && chunk < kChunks;
-      Sums all{top, memory, rest, make_float4(0.0f, 0.0f, 0.0f, 0.0f)};
+      float4 value = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 #pragma unroll
-      for (int p = 0; p < kParts; ++p) {
-        if (!there || block >= blocks_) continue;
-        const float4 value = LoadOfBlock(sums.o + (p * sums.queries + query) * sums.stride + column, block);
-        all.o.x = fmaf(state[p].x, value.x, all.o.x);
-        all.o.y = fmaf(state[p].x, value.y, all.o.y);
-        all.o.z = fmaf(state[p].x, value.z, all.o.z);
-        all.o.w = fmaf(state[p].x, value.w, all.o.w);
+      for (int p = 0; p < kMine; ++p) {
+        if (!there || first + p >= sums.parts) continue;
+        const int at = ((first + p) * sums.queries + query) * sums.stride + column - 4 * rank_ * own_chunks_;
+        Add(state[p].x, sums.o + at, &value);
       }
-      all.o.x = OverBlocks(all.o.x, sum);
-      all.o.y = OverBlocks(all.o.y, sum);
-      all.o.z = OverBlocks(all.o.z, sum);
-      all.o.w = OverBlocks(all.o.w, sum);
-      if (item_.merge >= 0) AddOthers(column, own, pass, &all);
-      if (there && block == 0) Store(column, all);
+      float x[6] = {memory, rest, value.x, value.y, value.z, value.w};
+      OverBlocks(x, SumOf());
+      Sums all{top[0], x[0], x[1] + own, make_float4(x[2], x[3], x[4], x[5])};
+      if (own > 0.0f) {
+        const float4 v = pass == 0 ? own_v_ : Value(merge_.own_begin, column);
+        all.o = make_float4(fmaf(own, v.x, all.o.x), fmaf(own, v.y, all.o.y), fmaf(own, v.z, all.o.z),
+                            fmaf(own, v.w, all.o.w));
+      }
+      if (item_.merge >= 0) AddOthers(column, &all);
+      if (there && first == 0) Store(column, all);
     }
   }
 
-  // What the row sees beside the tile's slots.
-  __device__ void AddOthers(int column, float own, int pass, Sums* all) const {
-    if (own > 0.0f) {
-      const float4 v = pass == 0 ? own_v_ : Value(merge_.own_begin, column);
-      all->o = make_float4(fmaf(own, v.x, all->o.x), fmaf(own, v.y, all->o.y), fmaf(own, v.z, all->o.z),
-                           fmaf(own, v.w, all->o.w));
-    }
+  // What the row sees beside the tile's slots and its first own row.
+  __device__ void AddOthers(int column, Sums* all) const {
     const PartialRows partials(t_, merging_.partials, head_);
     constexpr int kBatch = 4;  // under way together
 #pragma unroll 1
@@ -237,7 +315,15 @@ class ColumnFinisher {
   const AttentionItem& item_;
   const int32_t* const rows_;
   const AttentionMerging& merging_;
-  const int kv_, queries_, warp_, lane_, blocks_, own_chunks_;
+  const int kv_, queries_, warp_, lane_, blocks_, rank_, own_chunks_;
+  uint64_t* const landed_;  // of the states and sums below, by block and query
+  float* const landed_states_;
+  float* const landed_sums_;
+  // Where the lane's state and chunks of the tile's first query go to.
+  struct Target {
+    uint32_t to, barrier;
+  };
+  Target state_, sums_[kLaneChunks];
   int lane_bits_ = 5;
   int row_, head_;                       // of the query
   AttentionMerge merge_ = {0, 1, 0, 0};  // of the query; at first without own rows

@@ -56,6 +56,8 @@ class SlotCursor {
       : SlotCursor(items.runs, item.run, item.slot + ShareBegin<kStep>(item, ClusterRank()), ShareSlots<kStep>(item),
                    item.causal_limit, kv) {}
 
+  __device__ int left() const { return left_; }
+
   __device__ SlotTile<T> Next() {
     SlotTile<T> tile;
     if (left_ <= 0) return tile;

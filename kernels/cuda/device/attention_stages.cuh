@@ -25,6 +25,7 @@ inline constexpr int kSlots = 128;     // of a step, whose halves are each of on
 inline constexpr int kHalf = kSlots / 2;
 static_assert(kHalf == kAttentionMapRows);
 inline constexpr int kGroup = 128;  // threads of a warpgroup
+inline constexpr int kThreads = 3 * kGroup;
 inline constexpr int kStages = 3;
 inline constexpr int kBlockBytes = 128 * 128;                 // 128 rows of 64 columns
 inline constexpr int kTileBytes = kWidth / 64 * kBlockBytes;  // of 128 queries, keys or values
@@ -50,7 +51,11 @@ struct Shared {
   float beta[kStages][kSlots];
   Step step[kStages];
   uint64_t k_full[kStages], k_empty[kStages], v_full[kStages], v_empty[kStages];
+  uint64_t landed;  // sums of the cluster's blocks
 };
+// Named barrier: the first tile's queries were asked for. Before that only the first keys are, for queries are needed
+// at once and would come behind all slots that were.
+inline constexpr int kQueriesAsked = 6;
 inline constexpr int kBytes = static_cast<int>(sizeof(Shared)) + 1024;  // room to begin at a multiple of 1024
 
 // Where the 16 bytes of columns [8·chunk, 8·chunk + 8) of a row lie in a tile.
@@ -219,10 +224,13 @@ class Producer {
     if (!walk.Next()) return;
     PieceCursor keys = walk.Slots();
     if (!items_.settled) WaitForPreviousKernel();
+    bool first = true;
     for (Place place;; keys = walk.Slots()) {
       for (PieceCursor values = keys; keys.left() > 0; place.Next()) {
         WaitPhase(&shared_.k_empty[place.stage], place.parity ^ 1);
         LoadKeys(place.stage, keys);
+        if (first) NamedBarrierWait<kThreads>(kQueriesAsked);
+        first = false;
         WaitPhase(&shared_.v_empty[place.stage], place.parity ^ 1);
         LoadValues(place.stage, values);
       }
