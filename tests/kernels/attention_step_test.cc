@@ -101,7 +101,19 @@ void ExpectStep(std::mt19937& rng, const StepShape& shape, bool bf16) {
     const AttentionResult want = ReferenceAttention(layers[l]);
     EXPECT_LE(RelativeError(out, want.out), tolerance) << l;
     EXPECT_LE(RelativeError(mass, want.stored_mass), tolerance) << l;
+    const Tensor again = PoisonedEmpty(ctx, out.shape());
+    fused.AttentionOfStep(
+        *ctx.backend, {step.sizes, bytes, tables, l, t.q, t.k, t.v, static_cast<float>(layers[l].scale), again, mass});
+    EXPECT_EQ(ToDoubles(again), ToDoubles(out)) << l << ": bits repeat";
   }
+}
+
+// Sequences of one to three rows, in turn, on one memory; `apart`: every other one is on another.
+StepShape Drafted(int64_t heads, int64_t kv_heads, int64_t memory, int sequences, bool apart) {
+  StepShape shape{heads, kv_heads, 128, {{memory, true, true}}, {}};
+  if (apart) shape.segments.push_back({memory + 9, true, false});
+  for (int s = 0; s < sequences; ++s) shape.sequences.push_back({1 + s % 3, {apart ? s % 2 : 0}});
+  return shape;
 }
 
 const StepShape kSteps[] = {
@@ -113,7 +125,9 @@ const StepShape kSteps[] = {
     Served(4, 1, 128, 20000, 1, 100),  // split into items that leave partial rows
     Served(6, 2, 80, 1000, 12, 5),    Served(6, 2, 192, 600, 3, 5),
     Served(32, 8, 128, 300, 48, 20),  // more items of few slots than blocks that run at once
-    Served(16, 8, 64, 100, 72, 20),
+    Served(16, 8, 64, 100, 72, 20),   Drafted(8, 2, 2500, 20, false),  // clusters, and several own rows
+    Drafted(8, 2, 1500, 40, true),  // the same of rows that do not follow one another
+    Drafted(4, 2, 900, 1, false),     Drafted(4, 2, 1100, 2, false),
 };
 
 class AttentionStep : public ::testing::TestWithParam<std::tuple<size_t, bool>> {};
