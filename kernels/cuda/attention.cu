@@ -66,8 +66,8 @@ __global__ void __launch_bounds__(Layout<kWidth, kWide>::kThreads)
   SlotTile<float> tile = cursor.Next();
   const int tid = static_cast<int>(threadIdx.x), warp = tid / kWarp, lane = tid % kWarp;
   constexpr int kWarps = L::kThreads / kWarp;
-  TileFinisher<kWidth, kWarps, 1> finisher(t, item, items.rows, merging, kv, warp);
-  finisher.ReadMerges();
+  TileFinisher<kWidth, kWarps> finisher(t, item, items.rows, merging, kv, warp);
+  finisher.ReadMerge();
   if (!items.settled) WaitForPreviousKernel();
   if (tile.slots > 0) {
     LoadTile<L::kThreads, kStep, L::kStride>(k, tile.k, tile.k_row, tile.slots, t.width, tile.vector);
@@ -233,8 +233,7 @@ __global__ void __launch_bounds__(Layout<kWidth, kWide>::kThreads)
       states[kSumState * query + 2] = rest_sum[query];
     }
   }
-  finisher.Finish(
-      {q, states, L::kQueries, L::kStride, 1}, [] { __syncthreads(); }, true);
+  finisher.Finish({q, states, L::kQueries, L::kStride, 1});
 }
 
 template <bool kWide>

@@ -96,8 +96,8 @@ __global__ void __launch_bounds__(kThreads)
 
   SlotCursor<Bf16, kStep> loads(items, item, kv);
   SlotCursor<Bf16, kStep> cursor = loads;
-  TileFinisher<kWidth, kWarps, 1> finisher(t, item, items.rows, merging, kv, warp);
-  finisher.ReadMerges();
+  TileFinisher<kWidth, kWarps> finisher(t, item, items.rows, merging, kv, warp);
+  finisher.ReadMerge();
   if (!items.settled) WaitForPreviousKernel();
 #pragma unroll 1  // code that runs once is fetched once: short is fast
   for (int s = 0; s < L::kStages - 1; ++s) LoadStage<kWidth>(shared + s * L::kStageBytes, loads.Next(), t.width);
@@ -229,8 +229,7 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   static_assert(L::kQueries == 16 * kWarps);
-  finisher.Finish(
-      {sums, states, L::kQueries, L::kSumStride, 1}, [] { __syncthreads(); }, true);
+  finisher.Finish({sums, states, L::kQueries, L::kSumStride, 1});
 }
 
 __global__ void RowsToBf16(const float* from, int64_t row, int64_t head, int64_t rows, int heads, int width, Bf16* to) {

@@ -364,8 +364,7 @@ __device__ __forceinline__ void Consume(Shared& shared, const AttentionTensors& 
     }
     NamedBarrierWait<2 * kGroup>(5);  // both are done with keys and values
     Landing landing(shared, t, item, rows, merging, walk.kv(), half * kGroup + tid);
-    landing.Open();
-    landing.Push(first_query, o, state);
+    landing.Gather(first_query, o, state);
     landing.Finish();
   }
   if (half == 0) TakeTurn(0);

@@ -263,7 +263,7 @@ class ColumnFinisher {
         all.o = make_float4(fmaf(own, v.x, all.o.x), fmaf(own, v.y, all.o.y), fmaf(own, v.z, all.o.z),
                             fmaf(own, v.w, all.o.w));
       }
-      if (item_.merge >= 0) AddOthers(column, &all);
+      if (merge_.partial_begin < merge_.partial_end || merge_.own_begin < merge_.row) AddOthers(column, &all);
       if (there && first == 0) Store(column, all);
     }
   }

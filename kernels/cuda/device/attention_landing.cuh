@@ -50,28 +50,60 @@ class Landing {
         sums_(reinterpret_cast<float*>(shared.k[0])),
         own_sums_(reinterpret_cast<float*>(shared.v[0])) {}
 
-  // Lets the other blocks push, as soon as all have come to Push. The rows' own sequences meanwhile.
-  __device__ void Open() {
+  // Brings together the sums of a warp's 16 queries from `first` on, rows g and g + 8 of them per lane. The rows' own
+  // sequences are read meanwhile.
+  __device__ void Gather(int first, const float (&o)[16][4], const WarpState& state) {
     if (thread_ == 0) ArriveAndExpect(landed_, static_cast<uint32_t>(blocks_ * mine_ * (kWidth + kSumState) * 4));
     ClusterArriveRelaxed();
-    if (item_.merge >= 0) AddOwn();
-  }
-
-  // A warp's 16 queries from `first` on, rows g and g + 8 of them per lane.
-  __device__ void Push(int first, const float (&o)[16][4], const WarpState& state) {
-    ClusterWait();
-    const int lane = thread_ % kWarp, g = lane / 4, two = 2 * (lane % 4);
+    int i = thread_ / kLanes;
+    bool pushed = false;
+#pragma unroll 1
+    do {
+      AttentionMerge merge = {0, 1, 0, 0};  // without own rows
+      int64_t q_at = 0, kv_head = 0;
+      if (item_.merge >= 0 && i < mine_) {
+        const int query = Query(i), head = first_head_ + query % item_.head_count;
+        merge = merging_.merges[item_.merge + query / item_.head_count];
+        q_at = merge.row * t_.q_row + head * t_.q_head;
+        kv_head = head / (t_.heads / t_.kv_heads);
+      }
+      SoftmaxState<float> own;
+      float4 sum[kChunks] = {};
+#pragma unroll 1
+      do {
+        const bool seen = merge.own_begin <= merge.row;
+        float4 q[kChunks] = {}, k[kChunks] = {}, v[kChunks] = {};
+        if (seen) {
+          ReadRow(t_.q, t_.q_bf16, true, q_at, q);
+          ReadRow(merging_.k, merging_.own_bf16, merging_.own_vector,
+                  merge.own_begin * merging_.k_row + kv_head * merging_.k_head, k);
+          ReadRow(merging_.v, merging_.own_bf16, merging_.own_vector,
+                  merge.own_begin * merging_.v_row + kv_head * merging_.v_head, v);
+        }
+        if (!pushed) Push(first, o, state);
+        pushed = true;
+        float dot = 0.0f;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int query = first + g + 8 * half, rank = query % blocks_, place = Place(rank_, query / blocks_);
-      if (query >= queries_) continue;
-      const uint32_t barrier = AddressInBlock(landed_, rank);
-      const uint32_t to = AddressInBlock(sums_ + place * kSumStride + two, rank);
+        for (int c = 0; c < kChunks; ++c) {
+          dot = fmaf(q[c].x, k[c].x, fmaf(q[c].y, k[c].y, fmaf(q[c].z, k[c].z, fmaf(q[c].w, k[c].w, dot))));
+        }
+        dot = t_.scale * WarpSum<kLanes>(dot);
+        const MergeWeights<float> w = MergeSoftmax(own, {seen ? dot : -INFINITY, seen ? 1.0f : 0.0f});
 #pragma unroll
-      for (int n = 0; n < 16; ++n) PushToBlock(to + 32 * n, barrier, make_float2(o[n][2 * half], o[n][2 * half + 1]));
-      if (two != 0) continue;
-      PushToBlock(to + kWidth * 4, barrier, make_float4(state.m[half], state.memory[half], state.rest[half], 0.0f));
-    }
+        for (int c = 0; c < kChunks; ++c) {
+          sum[c] = make_float4(w.first * sum[c].x, w.first * sum[c].y, w.first * sum[c].z, w.first * sum[c].w);
+          AddScaled(w.second, v[c], &sum[c]);
+        }
+        ++merge.own_begin;
+      } while (__any_sync(kFullWarp, merge.own_begin <= merge.row));
+      if (i < mine_) {
+        float* const to = own_sums_ + i * kSumStride;
+#pragma unroll
+        for (int c = 0; c < kChunks; ++c) *reinterpret_cast<float4*>(to + Column(c)) = sum[c];
+        if (thread_ % kLanes == 0) *reinterpret_cast<float4*>(to + kWidth) = make_float4(own.m, 0.0f, own.l, 0.0f);
+      }
+      i += kTogether;
+    } while (item_.merge >= 0 && __any_sync(kFullWarp, i < mine_));
   }
 
   // Writes the block's queries' results, or partial rows.
@@ -121,51 +153,35 @@ class Landing {
     sum->w = fmaf(w, value.w, sum->w);
   }
 
-  __device__ void AddOwn() {
-#pragma unroll 1
-    for (int first = thread_ / kWarp * (kWarp / kLanes); first < mine_; first += kTogether) {
-      const int i = first + thread_ % kWarp / kLanes, query = Query(min(i, mine_ - 1));
-      const AttentionMerge merge = merging_.merges[item_.merge + query / item_.head_count];
-      const int head = first_head_ + query % item_.head_count, kv = head / (t_.heads / t_.kv_heads);
-      float4 q[kChunks], o[kChunks] = {};
+  // Once all blocks of the cluster have come here.
+  __device__ void Push(int first, const float (&o)[16][4], const WarpState& state) const {
+    ClusterWait();
+    const int lane = thread_ % kWarp, g = lane / 4, two = 2 * (lane % 4);
 #pragma unroll
-      for (int c = 0; c < kChunks; ++c) {
-        q[c] = ReadColumns(t_.q, t_.q_bf16, true, merge.row * t_.q_row + head * t_.q_head, Column(c), kWidth);
-      }
-      SoftmaxState<float> all;
-#pragma unroll 1
-      for (int own = merge.own_begin; __any_sync(kFullWarp, own <= merge.row); ++own) {
-        const int64_t row = min(own, merge.row);
-        float4 k[kChunks], v[kChunks];
+    for (int half = 0; half < 2; ++half) {
+      const int query = first + g + 8 * half, rank = query % blocks_, place = Place(rank_, query / blocks_);
+      if (query >= queries_) continue;
+      const uint32_t barrier = AddressInBlock(landed_, rank);
+      const uint32_t to = AddressInBlock(sums_ + place * kSumStride + two, rank);
 #pragma unroll
-        for (int c = 0; c < kChunks; ++c) {
-          k[c] = ReadOwn(merging_.k, row * merging_.k_row + kv * merging_.k_head, Column(c));
-          v[c] = ReadOwn(merging_.v, row * merging_.v_row + kv * merging_.v_head, Column(c));
-        }
-        float dot = 0.0f;
-#pragma unroll
-        for (int c = 0; c < kChunks; ++c) {
-          dot = fmaf(q[c].x, k[c].x, fmaf(q[c].y, k[c].y, fmaf(q[c].z, k[c].z, fmaf(q[c].w, k[c].w, dot))));
-        }
-        dot = WarpSum<kLanes>(dot);
-        if (own > merge.row) continue;
-        const MergeWeights<float> w = MergeSoftmax(all, {dot * t_.scale, 1.0f});
-#pragma unroll
-        for (int c = 0; c < kChunks; ++c) {
-          o[c] = make_float4(w.first * o[c].x, w.first * o[c].y, w.first * o[c].z, w.first * o[c].w);
-          AddScaled(w.second, v[c], &o[c]);
-        }
-      }
-      if (i >= mine_) continue;
-      float* const to = own_sums_ + i * kSumStride;
-#pragma unroll
-      for (int c = 0; c < kChunks; ++c) *reinterpret_cast<float4*>(to + Column(c)) = o[c];
-      if (thread_ % kLanes == 0) *reinterpret_cast<float4*>(to + kWidth) = make_float4(all.m, 0.0f, all.l, 0.0f);
+      for (int n = 0; n < 16; ++n) PushToBlock(to + 32 * n, barrier, make_float2(o[n][2 * half], o[n][2 * half + 1]));
+      if (two != 0) continue;
+      PushToBlock(to + kWidth * 4, barrier, make_float4(state.m[half], state.memory[half], state.rest[half], 0.0f));
     }
   }
 
-  __device__ float4 ReadOwn(const void* base, int64_t at, int column) const {
-    return ReadColumns(base, merging_.own_bf16, merging_.own_vector, at, column, kWidth);
+  // The lane's columns of a row that begins `at` elements from the base.
+  __device__ void ReadRow(const void* base, bool bf16, bool vector, int64_t at, float4 (&row)[kChunks]) const {
+    if (vector && !bf16) {
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) row[c] = ReadColumns(base, false, true, at, Column(c), kWidth);
+    } else if (vector) {
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) row[c] = ReadColumns(base, true, true, at, Column(c), kWidth);
+    } else {
+#pragma unroll
+      for (int c = 0; c < kChunks; ++c) row[c] = ReadColumns(base, bf16, false, at, Column(c), kWidth);
+    }
   }
 
   __device__ void Store(int i, float m, float memory, float rest, const float4 (&o)[kChunks]) const {

@@ -420,9 +420,8 @@ class MergedRow {
 };
 
 // Ends a tile of queries, by kWarps warps of each block of its cluster: brings the blocks' sums together, and leaves
-// them as partial rows; or adds what else the rows see, and writes the result. Of a warp's queries the first kAhead are
-// prepared together.
-template <int kWidth, int kWarps, int kAhead>
+// them as partial rows; or adds what else the rows see, and writes the result. A warp's first query is prepared.
+template <int kWidth, int kWarps>
 class TileFinisher {
  public:
   // `warp`: of the kWarps.
@@ -434,71 +433,40 @@ class TileFinisher {
         merging_(merging),
         first_head_(kv * (t.heads / t.kv_heads) + item.head_begin),
         queries_(item.row_count * item.head_count),
-        warp_(warp),
         first_(ClusterRank() + ClusterBlocks() * warp) {}
 
-  // Looks up the first queries' merges.
-  __device__ void ReadMerges() {
-    if (item_.merge < 0) return;
-#pragma unroll
-    for (int a = 0; a < kAhead; ++a) {
-      const int query = first_ + a * ClusterBlocks() * kWarps;
-      if (query < queries_) ahead_[a].merge = merging_.merges[item_.merge + query / item_.head_count];
-    }
+  // Looks up the first query's merge.
+  __device__ void ReadMerge() {
+    if (item_.merge >= 0 && first_ < queries_) ahead_.merge = merging_.merges[item_.merge + first_ / item_.head_count];
   }
 
-  // Asks for what they are merged with; after ReadMerges and WaitForPreviousKernel.
+  // Asks for what it is merged with; after ReadMerge and WaitForPreviousKernel.
   __device__ void Prepare() {
-    if (item_.merge < 0) return;
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    if (item_.merge < 0 || first_ >= queries_) return;
     const MergedRow<kWidth> of(t_.width);
-#pragma unroll
-    for (int a = 0; a < kAhead; ++a) {
-      const int query = first_ + a * ClusterBlocks() * kWarps, head = first_head_ + query % item_.head_count;
-      if (query >= queries_) continue;
-      const AttentionMerge& merge = ahead_[a].merge;
-      const int mine = merge.partial_begin + lane;
-      if (mine < merge.partial_end) ahead_[a].partial = PartialRows(t_, merging_.partials, head).Place(mine);
-      ahead_[a].own =
-          of.ReadOwn(t_, merging_, merge.row, merge.own_begin, head, of.half() == 0 && merge.own_begin <= merge.row);
-    }
+    const int head = first_head_ + first_ % item_.head_count;
+    const AttentionMerge& merge = ahead_.merge;
+    const int mine = merge.partial_begin + static_cast<int>(threadIdx.x) % kWarp;
+    if (mine < merge.partial_end) ahead_.partial = PartialRows(t_, merging_.partials, head).Place(mine);
+    ahead_.own =
+        of.ReadOwn(t_, merging_, merge.row, merge.own_begin, head, of.half() == 0 && merge.own_begin <= merge.row);
   }
 
-  // `sync`: a barrier of the block's kWarps warps; all of them take part. `prepared`: Prepare was called.
-  template <typename Sync>
-  __device__ void Finish(const TileSums& sums, const Sync& sync, bool prepared) {
-    sync();
-    const int blocks = ClusterBlocks(), stride = blocks * kWarps;
-    if (blocks > 1) {
-      for (int query = warp_; sums.parts > 1 && query < queries_; query += kWarps) {
-        MergedRow<kWidth> sum(t_.width);
-        sum.AddSums(QuerySums(sums, query, false), sums.parts);
-        __syncwarp();
-        sum.StoreSums(sums.o + query * sums.stride, sums.state + query * kSumState, false);
-      }
-      ClusterArrive();
-    }
-    if (!prepared) {
-      ReadMerges();
-      Prepare();
-    }
-    typename MergedRow<kWidth>::OwnRow own[kAhead];
-#pragma unroll
-    for (int a = 0; a < kAhead; ++a) own[a] = MergedRow<kWidth>(t_.width).Weigh(t_, ahead_[a].own);
+  // After Prepare; all threads of the block take part. `sums` of the block are one part.
+  __device__ void Finish(const TileSums& sums) {
+    __syncthreads();
+    const int blocks = ClusterBlocks();
+    if (blocks > 1) ClusterArrive();
+    const auto own = MergedRow<kWidth>(t_.width).Weigh(t_, ahead_.own);
     if (blocks > 1) ClusterWait();
 #pragma unroll 1  // code that runs seldom is fetched once: short is fast
-    for (int query = first_; query < queries_; query += stride) {
-      if (item_.merge >= 0 && !ahead_[0].known) {
-        ahead_[0].merge = merging_.merges[item_.merge + query / item_.head_count];
+    for (int query = first_; query < queries_; query += blocks * kWarps) {
+      if (item_.merge >= 0 && !ahead_.known) {
+        ahead_.merge = merging_.merges[item_.merge + query / item_.head_count];
       }
-      End(sums, query, ahead_[0], own[0]);
-#pragma unroll
-      for (int a = 1; a < kAhead; ++a) {
-        ahead_[a - 1] = ahead_[a];
-        own[a - 1] = own[a];
-      }
-      ahead_[kAhead - 1].known = false;
-      ahead_[kAhead - 1].partial = -1;
+      End(sums, query, ahead_, own);
+      ahead_.known = false;
+      ahead_.partial = -1;
     }
     if (blocks > 1) {  // others may still read this block's sums
       ClusterArrive();
@@ -521,7 +489,7 @@ class TileFinisher {
     MergedRow<kWidth> sum(t_.width);
     const bool begins = ahead.known && item_.merge >= 0 && ahead.merge.own_begin <= ahead.merge.row;
     if (begins) sum.Begin(own);
-    sum.AddSums(QuerySums(sums, query, blocks > 1), blocks > 1 ? blocks : sums.parts);
+    sum.AddSums(QuerySums(sums, query, blocks > 1), blocks > 1 ? blocks : 1);
     if (item_.partial >= 0) {
       const int64_t place = static_cast<int64_t>(item_.partial + i) * t_.heads + head;
       sum.StoreSums(t_.partial_o + place * t_.width, t_.partial_state + place * 3, true);
@@ -541,8 +509,8 @@ class TileFinisher {
   const AttentionItem& item_;
   const int32_t* const rows_;
   const AttentionMerging& merging_;
-  const int first_head_, queries_, warp_, first_;
-  Ahead ahead_[kAhead];
+  const int first_head_, queries_, first_;
+  Ahead ahead_;
 };
 
 }  // namespace stillhouse::cuda
