@@ -445,17 +445,17 @@ int PartLog2(const DecomposeKPlan& plan) {
   return log2;
 }
 
-bool Across(const DecomposeKShape& s) {
+}  // namespace
+
+bool AcrossN(const DecomposeKShape& s) {
   return s.b.stride_outer == 1 && s.b.stride_k != 1 && s.n % 8 == 0 && Chunked(s.b.data, 2 * s.b.stride_k);
 }
-
-}  // namespace
 
 bool CanSlice(const DecomposeKShape& s) {
   constexpr int64_t kMost = int64_t{1} << 30;
   return TakesTensorCores(s) && s.m > 0 && s.n > 0 && s.k > 0 && s.k % 8 == 0 && s.m <= kMost >> 11 && s.n < kMost &&
          s.k < kMost && s.m * s.n < kMost && s.a.stride_k == 1 && Chunked(s.a.data, 2 * s.a.stride_outer) &&
-         (Across(s) || (s.b.stride_k == 1 && Chunked(s.b.data, 2 * s.b.stride_outer)));
+         (AcrossN(s) || (s.b.stride_k == 1 && Chunked(s.b.data, 2 * s.b.stride_outer)));
 }
 
 int SlicesOf(int64_t k, int splits) {
@@ -473,7 +473,7 @@ void LaunchSlices(const DecomposeKShape& s, const DecomposeKPlan& plan, float* p
   p.a = static_cast<const char*>(s.a.data);
   p.b = static_cast<const char*>(s.b.data);
   p.a_stride = 2 * s.a.stride_outer;
-  const bool across = Across(s);
+  const bool across = AcrossN(s);
   p.b_stride = 2 * (across ? s.b.stride_k : s.b.stride_outer);
   p.m = static_cast<int>(s.m);
   p.n = static_cast<int>(s.n);
