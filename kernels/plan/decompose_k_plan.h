@@ -7,12 +7,13 @@
 namespace stillhouse {
 
 enum class DecomposeKWay : uint8_t {
-  kSlices,     // slices of K through shared memory, then a reducer (none for a single slice)
-  kFragments,  // slices of K from memory to registers, any operands, then a reducer
-  kCluster,    // one launch: the slices are a cluster's blocks; splits is a power of two, at most 16
-  kExchange,   // one launch, as kSlices: its blocks, one a multiprocessor, leave each other their sums in memory
-  kLibrary,    // cuBLAS, then what becomes of the product
-  kSkinny,     // at most 16 rows times a weight (skinny.cu), with what follows where the kernel has it
+  kSlices,      // slices of K through shared memory, then a reducer (none for a single slice)
+  kFragments,   // slices of K from memory to registers, any operands, then a reducer
+  kCluster,     // one launch: the slices are a cluster's blocks; splits is a power of two, at most 16
+  kExchange,    // one launch, as kSlices: its blocks, one a multiprocessor, leave each other their sums in memory
+  kWarpgroups,  // as kSlices, by warpgroups from what the copy engine brings; tiles of 64x64 and 128x64
+  kLibrary,     // cuBLAS, then what becomes of the product
+  kSkinny,      // at most 16 rows times a weight (skinny.cu), with what follows where the kernel has it
 };
 
 struct DecomposeKPlan {

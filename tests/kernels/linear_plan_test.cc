@@ -126,8 +126,12 @@ TEST(LinearPlan, EveryWayIsTheProduct) {
       {7, 56, 4096, {Way::kExchange, 16, 32, 32}},     {16, 72, 4096, {Way::kExchange, 16, 64, 64}},
       {16, 80, 4096, {Way::kCluster, 16, 16, 8}},      {30, 88, 4096, {Way::kExchange, 32, 32, 11}},
       {64, 100, 4096, {Way::kExchange, 32, 64, 3}},    {70, 104, 4096, {Way::kExchange, 64, 64, 5}},
-      {130, 112, 4096, {Way::kExchange, 128, 64, 16}}, {33, 120, 4096, {Way::kSlices, 32, 32, 1}},
-      {9, 128, 4096, {Way::kLibrary, 16, 16, 1}},      {3, 136, 4096, {Way::kSkinny, 16, 16, 1}},
+      {130, 112, 4096, {Way::kExchange, 128, 64, 16}}, {64, 64, 8192, {Way::kWarpgroups, 64, 64, 128}},
+      {1, 200, 4096, {Way::kWarpgroups, 64, 64, 30}},  {70, 92, 4096, {Way::kWarpgroups, 64, 64, 6}},
+      {40, 135, 4160, {Way::kWarpgroups, 64, 64, 13}}, {250, 257, 2048, {Way::kWarpgroups, 128, 64, 16}},
+      {150, 60, 2048, {Way::kWarpgroups, 128, 64, 5}}, {65, 131, 320, {Way::kWarpgroups, 128, 64, 1}},
+      {33, 120, 4096, {Way::kSlices, 32, 32, 1}},      {9, 128, 4096, {Way::kLibrary, 16, 16, 1}},
+      {3, 136, 4096, {Way::kSkinny, 16, 16, 1}},
   };
   uint64_t seed = 10;
   for (const Case& c : kCases) {
