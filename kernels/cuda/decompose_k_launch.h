@@ -46,6 +46,8 @@ struct DecomposeKRows {
   float sinkhorn_eps = 0.0f;
 };
 
+// Whether a plan may ask cuBLAS for this tile; 16 x 16: all is left to cuBLAS.
+bool IsLibraryTile(int tile_m, int tile_n);
 // Whether cuBLAS can read the operands as they lie.
 bool CanUseLibrary(const DecomposeKShape& shape);
 DecomposeKPlan ChooseDecomposeKPlan(const DecomposeKShape& shape, int multiprocessors, bool rows, int splits,
@@ -61,7 +63,7 @@ std::vector<DecomposeKPlan> DecomposeKCandidates(const DecomposeKShape& shape, i
 
 // Partials are floats [splits, m, n]; none for a cluster, and kExchange's are the buffer of device/exchange.cuh.
 int64_t DecomposeKScratch(const DecomposeKShape& shape, const DecomposeKPlan& plan);
-// With kLibrary, `partials` hold the product already. `rows` is null for the epilogues of single elements.
+// With kLibrary, `partials` hold the slices already. `rows` is null for the epilogues of single elements.
 void LaunchDecomposeK(const DecomposeKShape& shape, const DecomposeKPlan& plan, const DecomposeKRows* rows,
                       float* partials, cudaStream_t stream);
 

@@ -109,7 +109,9 @@ bool CanRun(const DecomposeKShape& s, const DecomposeKPlan& plan, bool rows, int
     case DecomposeKWay::kWarpgroups:
       return CanWarpgroups(s, plan);
     case DecomposeKWay::kLibrary:
-      return CanUseLibrary(s) && plan.splits == 1;
+      // Slices begin where 16 bytes can be read at once.
+      return CanUseLibrary(s) && IsLibraryTile(plan.tile_m, plan.tile_n) &&
+             (plan.splits == 1 || s.k % (8 * plan.splits) == 0);
     case DecomposeKWay::kSkinny:
       return false;
   }
@@ -125,7 +127,12 @@ std::vector<DecomposeKPlan> DecomposeKCandidates(const DecomposeKShape& s, int m
     }
     if (CanRun(s, plan, rows, multiprocessors)) plans.push_back(plan);
   };
-  offer({DecomposeKWay::kLibrary, 16, 16, 1});
+  for (int splits = 1; splits <= 8 && (splits == 1 || s.k / splits >= 512); ++splits) {
+    offer({DecomposeKWay::kLibrary, 16, 16, splits});
+    if (s.m <= 32 || s.m > 64) continue;
+    offer({DecomposeKWay::kLibrary, 32, 64, splits});
+    for (const int tile_n : {64, 96, 112, 128, 144, 168}) offer({DecomposeKWay::kLibrary, 64, tile_n, splits});
+  }
   for (const auto& [tile_m, tile_n] : kTiles) {
     // A tile twice as tall as the rows, or more, only moves zeros.
     if (tile_m > 16 && tile_m >= 2 * s.m) continue;
