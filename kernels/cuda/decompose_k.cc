@@ -91,11 +91,12 @@ DecomposeKPlan PlanFor(Backend& backend, const DecomposeKShape& s, bool rows) {
   return ChooseDecomposeKPlan(s, device.multiprocessors(), rows, 0, DecomposeKCut::kAny);
 }
 
-// cuBLAS by the shape: in slices where an ending adds them up and a weight has few tiles.
+// cuBLAS by the shape. Sums of few rows take K as a whole, which is faster than what it does when all is left to it;
+// or, of a weight with few tiles, in slices, which the norm adds up.
 DecomposeKPlan LibraryPlan(const DecomposeKShape& s, PlanEpilogue ending, int multiprocessors) {
-  constexpr int64_t kMostRows = 128, kTile = 64, kShortest = 1024;
-  DecomposeKPlan plan{DecomposeKWay::kLibrary};
-  if (ending != PlanEpilogue::kScaledRows || s.m > kMostRows) return plan;
+  constexpr int64_t kMostRows = 128, kTile = 32, kShortest = 1024;
+  if (ending != PlanEpilogue::kScaledRows || s.m > kMostRows) return {DecomposeKWay::kLibrary};
+  DecomposeKPlan plan{DecomposeKWay::kLibrary, 32, 64, 1};
   while (2 * plan.splits * s.n <= multiprocessors * kTile && s.k % (16 * plan.splits) == 0 &&
          s.k / (2 * plan.splits) >= kShortest) {
     plan.splits *= 2;

@@ -76,7 +76,7 @@ constexpr std::array<std::array<int64_t, 3>, 16> kShapes = {{{1, 64, 32},
                                                              {130, 576, 192},
                                                              {64, 576, 192},
                                                              {20, 4096, 64},
-                                                             {33, 2048, 2048},
+                                                             {33, 2048, 1024},
                                                              {1, 14336, 32}}};
 
 class Fused : public ::testing::TestWithParam<bool> {};
