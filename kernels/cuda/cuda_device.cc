@@ -3,6 +3,7 @@
 #include "kernels/cuda/attention_state.h"
 #include "kernels/cuda/cuda_check.h"
 #include "kernels/cuda/decompose_k_launch.h"
+#include "kernels/cuda/library_product.h"
 #include "kernels/cuda/skinny_launch.h"
 #include "kernels/plan/plans_in_use.h"
 
@@ -39,6 +40,7 @@ Device::Device(int ordinal, cudaStream_t stream, CudaStorage storage, const cuda
       plans_(PlansInUse().TableFor(name_)),
       staging_(stream, kStagingBytes),
       attention_(std::make_unique<AttentionState>()),
+      library_tiles_(std::make_unique<LibraryTiles>()),
       pool_(pool) {
   Use();
   STILLHOUSE_CHECK(multiprocessors_ * kSkinnyPartials <= kExchangeBytes) << multiprocessors_;

@@ -26,6 +26,7 @@
 namespace stillhouse::cuda {
 
 class AttentionState;
+class LibraryTiles;
 class Device;
 
 // What a thread records its launches into (Backend::Record): its launches go to the recording's stream, its buffers
@@ -75,6 +76,7 @@ class Device {
   PlanTable& plans() { return plans_; }
   PinnedRing& staging() { return staging_; }
   AttentionState& attention() { return *attention_; }
+  LibraryTiles& library_tiles() { return *library_tiles_; }
   // What blocks of one launch at a time leave for each other (device/exchange.cuh): kExchangeBytes.
   void* exchange() const { return exchange_->data(); }
 
@@ -105,6 +107,7 @@ class Device {
   PlanTable plans_;
   PinnedRing staging_;
   std::unique_ptr<AttentionState> attention_;
+  std::unique_ptr<LibraryTiles> library_tiles_;
   BufferPool* pool_;
   std::shared_ptr<Buffer> exchange_;
   std::mutex cublas_mutex_;

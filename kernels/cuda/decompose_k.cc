@@ -3,6 +3,7 @@
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_kernels.h"
 #include "kernels/cuda/decompose_k_host.h"
+#include "kernels/cuda/library_product.h"
 #include "kernels/cuda/skinny_launch.h"
 
 namespace stillhouse::cuda {
@@ -46,16 +47,22 @@ DecomposeKCut CutOf(DecomposeKDesign design) {
   return DecomposeKCut::kAny;
 }
 
-// cuBLAS sees row-major matrices as transposed ones.
-void ProductByLibrary(Backend& backend, const DecomposeKShape& s, float* to) {
+// cuBLAS sees row-major matrices as transposed ones. The slices of K, which are equal, are a batch.
+void SlicesByLibrary(Backend& backend, const DecomposeKShape& s, const DecomposeKPlan& plan, float* to) {
   const bool b_rows = s.b.stride_outer == 1 && s.b.stride_k >= s.n;
-  DeviceOf(backend).WithCublas([&](cublasHandle_t handle) {
-    const float one = 1.0f, zero = 0.0f;
-    STILLHOUSE_CUBLAS_CHECK(cublasGemmEx_64(handle, b_rows ? CUBLAS_OP_N : CUBLAS_OP_T, CUBLAS_OP_N, s.n, s.m, s.k,
-                                            &one, s.b.data, CUDA_R_16BF, b_rows ? s.b.stride_k : s.b.stride_outer,
-                                            s.a.data, CUDA_R_16BF, s.a.stride_outer, &zero, to, CUDA_R_32F, s.n,
-                                            CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
-  });
+  const int64_t k = s.k / plan.splits;
+  Product product{.m = s.n,
+                  .n = s.m,
+                  .k = k,
+                  .a = {s.b.data, b_rows ? s.b.stride_k : s.b.stride_outer, !b_rows, k * s.b.stride_k},
+                  .b = {s.a.data, s.a.stride_outer, false, k},
+                  .c = to,
+                  .ldc = s.n,
+                  .c_batch_stride = s.m * s.n,
+                  .batch = plan.splits,
+                  .bf16 = true};
+  product.AskFor(plan);
+  RunProduct(backend, product);
 }
 
 }  // namespace
@@ -84,29 +91,63 @@ DecomposeKPlan PlanFor(Backend& backend, const DecomposeKShape& s, bool rows) {
   return ChooseDecomposeKPlan(s, device.multiprocessors(), rows, 0, DecomposeKCut::kAny);
 }
 
+// cuBLAS by the shape. Sums of few rows take K as a whole, which is faster than what it does when all is left to it;
+// or, of a weight with few tiles, in slices, which the norm adds up.
+DecomposeKPlan LibraryPlan(const DecomposeKShape& s, PlanEpilogue ending, int multiprocessors) {
+  constexpr int64_t kMostRows = 128, kTile = 32, kShortest = 1024;
+  if (ending != PlanEpilogue::kScaledRows || s.m > kMostRows) return {DecomposeKWay::kLibrary};
+  DecomposeKPlan plan{DecomposeKWay::kLibrary, 32, 64, 1};
+  while (2 * plan.splits * s.n <= multiprocessors * kTile && s.k % (16 * plan.splits) == 0 &&
+         s.k / (2 * plan.splits) >= kShortest) {
+    plan.splits *= 2;
+  }
+  return plan;
+}
+
 }  // namespace
+
+bool LeavesSlices(const DecomposeKPlan& plan) {
+  return plan.splits > 1 && (plan.way == DecomposeKWay::kLibrary || plan.way == DecomposeKWay::kSlices ||
+                             plan.way == DecomposeKWay::kWarpgroups);
+}
 
 DecomposeKPlan WayOfLinear(Backend& backend, const DecomposeKShape& s, PlanEpilogue ending) {
   Device& device = DeviceOf(backend);
   const bool few = s.m <= kSkinnyRows;
-  if (!few) ending = PlanEpilogue::kNone;
-  DecomposeKKey key = KeyOf(s, ending);
-  const DecomposeKPlan* kept = device.plans().Find(key);
-  if (kept && kept->way == DecomposeKWay::kSkinny && !few) {
-    // The upper part of a bucket that begins with few rows goes as the next one.
-    key.m = RowBucket::k33;
-    kept = device.plans().Find(key);
+  const auto find = [&](PlanEpilogue epilogue) -> const DecomposeKPlan* {
+    DecomposeKKey key = KeyOf(s, epilogue);
+    const DecomposeKPlan* kept = device.plans().Find(key);
+    if (kept && kept->way == DecomposeKWay::kSkinny && !few) {
+      // The upper part of a bucket that begins with few rows goes as the next one.
+      key.m = RowBucket::k33;
+      kept = device.plans().Find(key);
+    }
+    if (!kept) return nullptr;
+    const bool runs = kept->way == DecomposeKWay::kSkinny ? few : CanRun(s, *kept, false, device.multiprocessors());
+    return runs ? kept : nullptr;
+  };
+  const DecomposeKPlan* kept = find(ending);
+  if (!kept && !few) kept = find(PlanEpilogue::kNone);
+  if (kept) return *kept;
+  return few ? DecomposeKPlan{DecomposeKWay::kSkinny} : LibraryPlan(s, ending, device.multiprocessors());
+}
+
+Tensor RunSlices(Backend& backend, const DecomposeKShape& s, const DecomposeKPlan& plan) {
+  STILLHOUSE_CHECK(LeavesSlices(plan));
+  const Tensor partials = Tensor::Empty(backend.pool(), DType::kF32, {plan.splits, s.m, s.n});
+  if (plan.way == DecomposeKWay::kLibrary) {
+    SlicesByLibrary(backend, s, plan, partials.f32());
+  } else {
+    const auto launch = plan.way == DecomposeKWay::kSlices ? LaunchSlices : LaunchWarpgroups;
+    launch(s, plan, partials.f32(), StreamOf(backend));
   }
-  if (kept && (kept->way == DecomposeKWay::kSkinny ? few : CanRun(s, *kept, false, device.multiprocessors()))) {
-    return *kept;
-  }
-  return {few ? DecomposeKWay::kSkinny : DecomposeKWay::kLibrary};
+  return partials;
 }
 
 void RunDecomposeK(Backend& backend, const DecomposeKShape& s, const DecomposeKPlan& plan, const DecomposeKRows* rows) {
   const Tensor partials = Tensor::Empty(backend.pool(), DType::kF32, {DecomposeKScratch(s, plan)});
   const bool exchange = plan.way == DecomposeKWay::kExchange;
-  if (plan.way == DecomposeKWay::kLibrary) ProductByLibrary(backend, s, partials.f32());
+  if (plan.way == DecomposeKWay::kLibrary) SlicesByLibrary(backend, s, plan, partials.f32());
   LaunchDecomposeK(s, plan, rows, exchange ? static_cast<float*>(DeviceOf(backend).exchange()) : partials.f32(),
                    StreamOf(backend));
 }

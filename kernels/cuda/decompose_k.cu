@@ -23,9 +23,7 @@ namespace cg = cooperative_groups;
 
 constexpr int kThreads = 256;   // of a reducer's block
 constexpr int64_t kChunk = 32;  // of K, that a warp takes at a time
-constexpr int kMaxCluster = 16;
-constexpr int64_t kLibrary = int64_t{1} << 27;  // products (m·n·k) from which cuBLAS is faster
-constexpr int kMaxRow = 1024;                   // columns under an epilogue over rows
+constexpr int kMaxRow = 1024;   // columns under an epilogue over rows
 
 // A kernel may start while the one before it in the stream ends (programmatic dependent launch): it waits here before
 // it touches memory, and lets the next one come (earlier, blocks of three kernels would crowd multiprocessors; a
@@ -441,156 +439,14 @@ void LaunchProduct(const DecomposeKShape& s, const DecomposeKPlan& plan, float* 
 
 }  // namespace
 
-bool TakesTensorCores(const DecomposeKShape& s) { return s.a.bf16 && s.b.bf16; }
-
-int64_t DecomposeKScratch(const DecomposeKShape& s, const DecomposeKPlan& plan) {
-  const bool one_launch = plan.way == DecomposeKWay::kCluster || plan.way == DecomposeKWay::kExchange;
-  return one_launch ? 0 : plan.splits * s.m * s.n;
-}
-
-namespace {
-
-bool IsFragmentTile(int tile_m, int tile_n) {
-  return (tile_m == 16 && (tile_n == 16 || tile_n == 32)) || (tile_m == 32 && tile_n == 32) ||
-         (tile_m == 64 && (tile_n == 32 || tile_n == 64));
-}
-
-// Whether a cluster's blocks take operands straight from memory: small tiles, and what cannot be copied in 16 bytes.
-bool FromMemory(const DecomposeKShape& s, const DecomposeKPlan& plan) {
-  return !CanSlice(s) || plan.tile_m * plan.tile_n <= 512;
+bool CanFragments(const DecomposeKShape& s, const DecomposeKPlan& plan) {
+  const auto is = [&](int tile_m, int tile_n) { return plan.tile_m == tile_m && plan.tile_n == tile_n; };
+  if (plan.splits > ChunksOf(s) || plan.splits >= 65536) return false;
+  if (!TakesTensorCores(s)) return is(kSide, kSide);
+  return is(16, 16) || is(16, 32) || is(32, 32) || is(64, 32) || is(64, 64);
 }
 
 int64_t ChunksOf(const DecomposeKShape& s) { return s.k > 0 ? CeilDiv(s.k, kChunk) : 1; }
-
-// About one block a multiprocessor, in slices of at least two stages.
-DecomposeKPlan ChooseSlices(const DecomposeKShape& s, int multiprocessors, int splits, DecomposeKCut cut) {
-  const bool cluster = cut == DecomposeKCut::kCluster;
-  DecomposeKPlan plan;
-  plan.way = cluster ? DecomposeKWay::kCluster : DecomposeKWay::kSlices;
-  plan.tile_m = s.m <= 16 ? 16 : 32;
-  plan.tile_n = plan.tile_m == 32 ? (s.n > 32 ? 64 : 32) : s.n > 16 ? 32 : 16;
-  const int64_t tiles = CeilDiv(s.m, plan.tile_m) * CeilDiv(s.n, plan.tile_n);
-  const int64_t most = CeilDiv(s.k, 128), fill = multiprocessors / tiles;
-  const int64_t wanted = splits > 0 ? splits : fill < most ? fill : most;
-  plan.splits = SlicesOf(s.k, static_cast<int>(wanted));
-  if (cluster) {
-    // A power of two that cuts K into as many slices as it says: 1 at last.
-    int size = plan.splits < kMaxCluster ? plan.splits : kMaxCluster;
-    while ((size & (size - 1)) != 0 || SlicesOf(s.k, size) != size) --size;
-    plan.splits = size;
-  } else if (cut == DecomposeKCut::kOneLaunch) {
-    plan.way = DecomposeKWay::kExchange;
-    while (plan.splits > 1 && !CanExchange(s, plan, multiprocessors)) plan.splits = SlicesOf(s.k, plan.splits - 1);
-    if (plan.splits == 1) plan.way = DecomposeKWay::kSlices;
-  }
-  return plan;
-}
-
-}  // namespace
-
-DecomposeKPlan ChooseDecomposeKPlan(const DecomposeKShape& s, int multiprocessors, bool rows, int splits,
-                                    DecomposeKCut cut) {
-  const bool tensor = TakesTensorCores(s);
-  if (cut != DecomposeKCut::kAny && (!tensor || rows)) cut = DecomposeKCut::kTwoLaunches;
-  const bool cluster = cut == DecomposeKCut::kCluster;
-  // Larger products are a library's.
-  if (cut == DecomposeKCut::kAny && splits == 0 && CanUseLibrary(s) && s.m * s.n * s.k > kLibrary) {
-    return {DecomposeKWay::kLibrary, 16, 16, 1};
-  }
-  if (CanSlice(s)) return ChooseSlices(s, multiprocessors, splits, cut);
-  DecomposeKPlan plan;
-  plan.way = cluster ? DecomposeKWay::kCluster : DecomposeKWay::kFragments;
-  if (tensor && s.m > 16) plan.tile_m = plan.tile_n = 32;
-  const int64_t tiles = CeilDiv(s.m, plan.tile_m) * CeilDiv(s.n, plan.tile_n);
-  int64_t wanted = splits > 0 ? splits : multiprocessors / tiles;
-  if (!cluster && splits == 0) wanted = wanted < 32 ? wanted : 32;
-  const int64_t most = cluster ? kMaxCluster : 4 * multiprocessors;
-  wanted = wanted < most ? wanted : most;
-  wanted = wanted < ChunksOf(s) ? wanted : ChunksOf(s);
-  plan.splits = static_cast<int>(wanted > 1 ? wanted : 1);
-  if (cluster) {
-    while (plan.splits & (plan.splits - 1)) plan.splits &= plan.splits - 1;
-  }
-  return plan;
-}
-
-bool CanRun(const DecomposeKShape& s, const DecomposeKPlan& plan, bool rows, int multiprocessors) {
-  if (plan.splits < 1) return false;
-  switch (plan.way) {
-    case DecomposeKWay::kSlices:
-      return CanSlice(s) && HasSliceTile(plan.tile_m, plan.tile_n) && SlicesOf(s.k, plan.splits) == plan.splits;
-    case DecomposeKWay::kFragments:
-      return plan.splits <= ChunksOf(s) && plan.splits < 65536 &&
-             (TakesTensorCores(s) ? IsFragmentTile(plan.tile_m, plan.tile_n)
-                                  : plan.tile_m == kSide && plan.tile_n == kSide);
-    case DecomposeKWay::kCluster:
-      if (!TakesTensorCores(s) || rows || plan.splits > kMaxCluster || (plan.splits & (plan.splits - 1)) != 0) {
-        return false;
-      }
-      return FromMemory(s, plan) ? IsFragmentTile(plan.tile_m, plan.tile_n) && plan.splits <= ChunksOf(s)
-                                 : HasSliceTile(plan.tile_m, plan.tile_n) && SlicesOf(s.k, plan.splits) == plan.splits;
-    case DecomposeKWay::kExchange:
-      return !rows && CanExchange(s, plan, multiprocessors);
-    case DecomposeKWay::kLibrary:
-      return CanUseLibrary(s) && plan.splits == 1;
-    case DecomposeKWay::kSkinny:
-      return false;
-  }
-  return false;
-}
-
-std::vector<DecomposeKPlan> DecomposeKCandidates(const DecomposeKShape& s, int multiprocessors, bool rows) {
-  constexpr int kTiles[][2] = {{16, 16}, {16, 32}, {16, 64}, {32, 32}, {32, 64}, {64, 32}, {64, 64}, {128, 64}};
-  std::vector<DecomposeKPlan> plans;
-  const auto offer = [&](const DecomposeKPlan& plan) {
-    for (const DecomposeKPlan& p : plans) {
-      if (p == plan) return;
-    }
-    if (CanRun(s, plan, rows, multiprocessors)) plans.push_back(plan);
-  };
-  offer({DecomposeKWay::kLibrary, 16, 16, 1});
-  for (const auto& [tile_m, tile_n] : kTiles) {
-    // A tile twice as tall as the rows, or more, only moves zeros.
-    if (tile_m > 16 && tile_m >= 2 * s.m) continue;
-    const int64_t tiles = CeilDiv(s.m, tile_m) * CeilDiv(s.n, tile_n);
-    // From half a block a multiprocessor to four.
-    for (int64_t blocks = multiprocessors / 2; blocks <= 4 * multiprocessors; blocks += multiprocessors / 4) {
-      const int64_t splits = blocks / tiles;
-      if (splits < 1 || splits > kMostSlices) continue;
-      offer({DecomposeKWay::kSlices, tile_m, tile_n, SlicesOf(s.k, static_cast<int>(splits))});
-      if (!CanSlice(s)) offer({DecomposeKWay::kFragments, tile_m, tile_n, static_cast<int>(splits)});
-    }
-    if (tile_m * tile_n <= 512) {
-      // A chunk, two or four for each of 16 warps.
-      for (int64_t each = 16; each <= 64; each *= 2) {
-        const int64_t splits = CeilDiv(ChunksOf(s), each);
-        if (splits * tiles > 4 * multiprocessors) continue;
-        offer({DecomposeKWay::kFragments, tile_m, tile_n, static_cast<int>(splits)});
-      }
-    }
-    // One launch: as many slices as blocks fit at once, and powers of two below.
-    offer({DecomposeKWay::kExchange, tile_m, tile_n, SlicesOf(s.k, static_cast<int>(multiprocessors / tiles))});
-    for (int splits = 2; splits * tiles <= multiprocessors; splits *= 2) {
-      if (splits * tiles * 4 >= multiprocessors) {
-        offer({DecomposeKWay::kExchange, tile_m, tile_n, SlicesOf(s.k, splits)});
-      }
-    }
-    for (int splits : {4, 8, 16}) {
-      if (splits * tiles <= 2 * multiprocessors && splits * tiles >= 8)
-        offer({DecomposeKWay::kCluster, tile_m, tile_n, splits});
-    }
-    // One slice adds up all of K one after the other: exact enough only where it is short.
-    if (s.k <= 4096) offer({CanSlice(s) ? DecomposeKWay::kSlices : DecomposeKWay::kFragments, tile_m, tile_n, 1});
-  }
-  return plans;
-}
-
-bool CanUseLibrary(const DecomposeKShape& s) {
-  const bool a = s.a.stride_k == 1 && s.a.stride_outer >= s.k;
-  const bool b_columns = s.b.stride_k == 1 && s.b.stride_outer >= s.k;
-  const bool b_rows = s.b.stride_outer == 1 && s.b.stride_k >= s.n;
-  return TakesTensorCores(s) && s.k > 0 && a && (b_columns || b_rows);
-}
 
 void LaunchDecomposeK(const DecomposeKShape& s, const DecomposeKPlan& plan, const DecomposeKRows* rows, float* partials,
                       cudaStream_t stream) {
@@ -598,9 +454,10 @@ void LaunchDecomposeK(const DecomposeKShape& s, const DecomposeKPlan& plan, cons
     return FromMemory(s, plan) ? LaunchProduct(s, plan, nullptr, stream) : LaunchSlices(s, plan, nullptr, stream);
   }
   if (plan.way == DecomposeKWay::kExchange) return LaunchSlices(s, plan, partials, stream);
-  if (plan.way == DecomposeKWay::kSlices) {
+  if (plan.way == DecomposeKWay::kSlices || plan.way == DecomposeKWay::kWarpgroups) {
     const bool finish = plan.splits == 1 && !rows;
-    LaunchSlices(s, plan, finish ? nullptr : partials, stream);
+    const auto launch = plan.way == DecomposeKWay::kSlices ? LaunchSlices : LaunchWarpgroups;
+    launch(s, plan, finish ? nullptr : partials, stream);
     if (finish) return;
   } else if (plan.way == DecomposeKWay::kFragments) {
     LaunchProduct(s, plan, partials, stream);

@@ -13,8 +13,12 @@ DecomposeKKey KeyOf(const DecomposeKShape& shape, PlanEpilogue epilogue);
 
 // The way of rows times a weight (bf16, B by columns) for Linear and the fused ops: the kept plan where it can run the
 // product; else skinny.cu for few rows, else cuBLAS.
-// Otherwise than by skinny.cu an ending takes launches of its own.
+// Otherwise than by skinny.cu an ending takes launches of its own, of which kScaledRows adds slices up.
 DecomposeKPlan WayOfLinear(Backend& backend, const DecomposeKShape& shape, PlanEpilogue ending);
+
+// Whether the plan's first launch leaves slices that are still to be added up; and that launch: f32 [splits, m, n].
+bool LeavesSlices(const DecomposeKPlan& plan);
+Tensor RunSlices(Backend& backend, const DecomposeKShape& shape, const DecomposeKPlan& plan);
 
 // Any way but skinny.cu. `rows` is null for the epilogues of single elements.
 void RunDecomposeK(Backend& backend, const DecomposeKShape& shape, const DecomposeKPlan& plan,

@@ -46,6 +46,8 @@ struct DecomposeKRows {
   float sinkhorn_eps = 0.0f;
 };
 
+// Whether a plan may ask cuBLAS for this tile; 16 x 16: all is left to cuBLAS.
+bool IsLibraryTile(int tile_m, int tile_n);
 // Whether cuBLAS can read the operands as they lie.
 bool CanUseLibrary(const DecomposeKShape& shape);
 DecomposeKPlan ChooseDecomposeKPlan(const DecomposeKShape& shape, int multiprocessors, bool rows, int splits,
@@ -61,20 +63,35 @@ std::vector<DecomposeKPlan> DecomposeKCandidates(const DecomposeKShape& shape, i
 
 // Partials are floats [splits, m, n]; none for a cluster, and kExchange's are the buffer of device/exchange.cuh.
 int64_t DecomposeKScratch(const DecomposeKShape& shape, const DecomposeKPlan& plan);
-// With kLibrary, `partials` hold the product already. `rows` is null for the epilogues of single elements.
+// With kLibrary, `partials` hold the slices already. `rows` is null for the epilogues of single elements.
 void LaunchDecomposeK(const DecomposeKShape& shape, const DecomposeKPlan& plan, const DecomposeKRows* rows,
                       float* partials, cudaStream_t stream);
+
+// Whether a cluster's blocks take operands straight from memory: small tiles, and what cannot be copied in 16 bytes.
+bool FromMemory(const DecomposeKShape& shape, const DecomposeKPlan& plan);
+
+// kFragments, and kCluster from memory (decompose_k.cu): whether there is such a tile and K has so many slices; and
+// what a warp takes of K at a time.
+bool CanFragments(const DecomposeKShape& shape, const DecomposeKPlan& plan);
+int64_t ChunksOf(const DecomposeKShape& shape);
 
 // kSlices (decompose_k_slices.cu): whether operands lie so that 16 bytes can be copied at a time, whether there is such
 // a tile, how many slices come of asking for `splits`, and the launches. Without partials the one slice finishes
 // elements.
 bool CanSlice(const DecomposeKShape& shape);
+// Whether B is read along N, else along K.
+bool AcrossN(const DecomposeKShape& shape);
 bool HasSliceTile(int tile_m, int tile_n);
 int SlicesOf(int64_t k, int splits);
 // Whether kExchange can run it: blocks that wait for each other must all run at once.
 bool CanExchange(const DecomposeKShape& shape, const DecomposeKPlan& plan, int multiprocessors);
 void LaunchSlices(const DecomposeKShape& shape, const DecomposeKPlan& plan, float* partials, cudaStream_t stream);
 void LaunchReduceSlices(const DecomposeKShape& shape, int splits, const float* partials, cudaStream_t stream);
+
+// kWarpgroups (decompose_k_warpgroups.cu): whether it can run it (operands that CanSlice takes and the copy engine too,
+// slices that fit), and the launch. Without partials the one slice finishes elements.
+bool CanWarpgroups(const DecomposeKShape& shape, const DecomposeKPlan& plan);
+void LaunchWarpgroups(const DecomposeKShape& shape, const DecomposeKPlan& plan, float* partials, cudaStream_t stream);
 
 }  // namespace stillhouse::cuda
 

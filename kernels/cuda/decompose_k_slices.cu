@@ -351,47 +351,61 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// A block sums kWarp · kVector elements; warp w takes the partials w, w + kWarps, …
-template <int kVector>
+// A block finishes kWidth vectors of kVector elements: groups of kWidth threads take the partials in turn, so many at
+// once that few wait for memory twice. Few instructions: a block runs through them once, and that costs as much as they
+// do.
+template <int kVector, int kWidth>
 __global__ void __launch_bounds__(kThreads)
     ReduceSlicesKernel(const DecomposeKShape s, int elements, int splits, const float* partials) {
-  __shared__ float sums[kWarps][kWarp * kVector];
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int first = (static_cast<int>(blockIdx.x) * kWarp + lane) * kVector;
-  const int64_t step = static_cast<int64_t>(kWarps) * elements * sizeof(float);
-  const char* at_slice = reinterpret_cast<const char*>(partials + static_cast<int64_t>(warp) * elements + first);
-  const int i = static_cast<int>(threadIdx.x), at = static_cast<int>(blockIdx.x) * kWarp * kVector + i;
-  const bool finishes = i < kWarp * kVector && at < elements;
+  constexpr int kElements = kWidth * kVector, kGroups = kThreads / kWidth, kAtOnce = 4;
+  constexpr int kLines = kWidth < kWarp ? kWarps : kGroups;
+  using Vector = std::conditional_t<kVector == 4, float4, float>;
+  __shared__ Vector lines[kLines][kWidth];
+  const int thread = static_cast<int>(threadIdx.x), group = thread / kWidth, vector = thread % kWidth;
+  const int first = static_cast<int>(blockIdx.x) * kElements;
+  const bool there = first + vector * kVector < elements;
+  const int64_t step = static_cast<int64_t>(kGroups) * elements;
+  const float* from = partials + static_cast<int64_t>(group) * elements + first + vector * kVector;
+  const int at = first + thread;
+  const bool finishes = thread < kElements && at < elements;
   const int n = static_cast<int>(s.n), row = at / n, column = at - row * n;
   float* place = PlaceOf(s, row, column);
-  Hold(at_slice);
+  Hold(from);
   Hold(place);
   LetNextKernelStart();
   WaitForPreviousKernel();
   const float before = finishes && s.add ? *place : 0.0f;
   float sum[kVector] = {};
-  if (first < elements) {
-#pragma unroll 8
-    for (int slice = warp; slice < splits; slice += kWarps, at_slice += step) {
-      const float* from = reinterpret_cast<const float*>(at_slice);
-      if constexpr (kVector == 4) {
-        const float4 v = *reinterpret_cast<const float4*>(from);
-        sum[0] += v.x;
-        sum[1] += v.y;
-        sum[2] += v.z;
-        sum[3] += v.w;
-      } else {
-        sum[0] += *from;
-      }
+#pragma unroll 1
+  for (int slice = group; there && slice < splits; slice += kAtOnce * kGroups, from += kAtOnce * step) {
+    Vector value[kAtOnce];
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+      value[j] = slice + j * kGroups < splits ? *reinterpret_cast<const Vector*>(from + j * step) : Vector{};
+    }
+#pragma unroll
+    for (int j = 0; j < kAtOnce; ++j) {
+#pragma unroll
+      for (int e = 0; e < kVector; ++e) sum[e] += reinterpret_cast<const float*>(&value[j])[e];
     }
   }
+  // Groups of one warp meet there.
 #pragma unroll
-  for (int e = 0; e < kVector; ++e) sums[warp][lane * kVector + e] = sum[e];
+  for (int other = kWarp / 2; other >= kWidth; other /= 2) {
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) sum[e] += __shfl_xor_sync(kFullWarp, sum[e], other);
+  }
+  if (kWidth >= kWarp || thread % kWarp < kWidth) {
+    float* const to = reinterpret_cast<float*>(&lines[kWidth < kWarp ? thread / kWarp : group][vector]);
+#pragma unroll
+    for (int e = 0; e < kVector; ++e) to[e] = sum[e];
+  }
   __syncthreads();
   if (!finishes) return;
-  float total = sums[0][i];
+  const float* const sums = reinterpret_cast<const float*>(lines) + thread;
+  float total = sums[0];
 #pragma unroll
-  for (int w = 1; w < kWarps; ++w) total += sums[w][i];
+  for (int line = 1; line < kLines; ++line) total += sums[line * kElements];
   *place = Finish(s, column, total) + before;
 }
 
@@ -431,17 +445,17 @@ int PartLog2(const DecomposeKPlan& plan) {
   return log2;
 }
 
-bool Across(const DecomposeKShape& s) {
+}  // namespace
+
+bool AcrossN(const DecomposeKShape& s) {
   return s.b.stride_outer == 1 && s.b.stride_k != 1 && s.n % 8 == 0 && Chunked(s.b.data, 2 * s.b.stride_k);
 }
-
-}  // namespace
 
 bool CanSlice(const DecomposeKShape& s) {
   constexpr int64_t kMost = int64_t{1} << 30;
   return TakesTensorCores(s) && s.m > 0 && s.n > 0 && s.k > 0 && s.k % 8 == 0 && s.m <= kMost >> 11 && s.n < kMost &&
          s.k < kMost && s.m * s.n < kMost && s.a.stride_k == 1 && Chunked(s.a.data, 2 * s.a.stride_outer) &&
-         (Across(s) || (s.b.stride_k == 1 && Chunked(s.b.data, 2 * s.b.stride_outer)));
+         (AcrossN(s) || (s.b.stride_k == 1 && Chunked(s.b.data, 2 * s.b.stride_outer)));
 }
 
 int SlicesOf(int64_t k, int splits) {
@@ -459,7 +473,7 @@ void LaunchSlices(const DecomposeKShape& s, const DecomposeKPlan& plan, float* p
   p.a = static_cast<const char*>(s.a.data);
   p.b = static_cast<const char*>(s.b.data);
   p.a_stride = 2 * s.a.stride_outer;
-  const bool across = Across(s);
+  const bool across = AcrossN(s);
   p.b_stride = 2 * (across ? s.b.stride_k : s.b.stride_outer);
   p.m = static_cast<int>(s.m);
   p.n = static_cast<int>(s.n);
@@ -510,12 +524,21 @@ bool CanExchange(const DecomposeKShape& s, const DecomposeKPlan& plan, int multi
 void LaunchReduceSlices(const DecomposeKShape& s, int splits, const float* partials, cudaStream_t stream) {
   STILLHOUSE_CHECK(s.m * s.n < int64_t{1} << 30) << s.m << " x " << s.n;
   const int elements = static_cast<int>(s.m * s.n);
-  if (elements % 4 == 0 && elements >= 16384) {
-    LaunchKernelEarly(ReduceSlicesKernel<4>, static_cast<unsigned>(CeilDiv(elements, kWarp * 4)), kThreads, 0, stream,
-                      s, elements, splits, partials);
+  const auto run = [&](auto vector, auto width) {
+    constexpr int kVector = decltype(vector)::value, kWidth = decltype(width)::value;
+    LaunchKernelEarly(ReduceSlicesKernel<kVector, kWidth>, static_cast<unsigned>(CeilDiv(elements, kVector * kWidth)),
+                      kThreads, 0, stream, s, elements, splits, partials);
+  };
+  using std::integral_constant;
+  // About a block a multiprocessor, or small ones.
+  if (elements % 4 != 0) {
+    run(integral_constant<int, 1>(), integral_constant<int, 32>());
+  } else if (elements < 16384) {
+    run(integral_constant<int, 4>(), integral_constant<int, 8>());
+  } else if (elements < 65536) {
+    run(integral_constant<int, 4>(), integral_constant<int, 32>());
   } else {
-    LaunchKernelEarly(ReduceSlicesKernel<1>, static_cast<unsigned>(CeilDiv(elements, kWarp)), kThreads, 0, stream, s,
-                      elements, splits, partials);
+    run(integral_constant<int, 4>(), integral_constant<int, 64>());
   }
 }
 

@@ -20,16 +20,38 @@ namespace {
 // From so many rows on, gates are made by one launch (glu_product.cu): its tiles of 256 rows fill the GPU.
 constexpr int64_t kGluRows = 512;
 
+bool CanNormToBf16(const Tensor& x, const Tensor& norm) {
+  return x.dim(1) % 4 == 0 && x.stride(0) % 4 == 0 && reinterpret_cast<uintptr_t>(x.f32()) % 16 == 0 &&
+         reinterpret_cast<uintptr_t>(norm.f32()) % 16 == 0;
+}
+
+// Rows of bf16, normalised; slices of a product are added to x first.
+Tensor NormToBf16(Backend& backend, const Tensor& x, const Tensor& norm, float eps, const Tensor& slices = {}) {
+  const int64_t rows = x.dim(0), width = x.dim(1);
+  const Tensor out = Tensor::Empty(backend.pool(), DType::kBF16, x.shape());
+  NormToBf16Params p{x.f32(), x.stride(0), VectorOf(norm, width), eps, rows, width, out.raw()};
+  p.multiprocessors = DeviceOf(backend).multiprocessors();
+  if (slices) {
+    p.slices = slices.f32();
+    p.splits = static_cast<int>(slices.dim(0));
+  }
+  LaunchNormToBf16(p, StreamOf(backend));
+  return out;
+}
+
 // The rows as the product takes them: f32, or bf16 at once.
 Tensor NormRows(Backend& backend, const Tensor& x, const Tensor& norm, float eps, bool bf16) {
-  const Context ctx{&backend};
-  const int64_t width = x.dim(1);
-  const bool vectors = width % 4 == 0 && x.stride(0) % 4 == 0 && reinterpret_cast<uintptr_t>(x.f32()) % 16 == 0 &&
-                       reinterpret_cast<uintptr_t>(norm.f32()) % 16 == 0;
-  if (!bf16 || !vectors) return RmsNorm(ctx, x, norm, eps);
-  const Tensor out = ctx.Empty(DType::kBF16, x.shape());
-  LaunchNormToBf16({x.f32(), x.stride(0), VectorOf(norm, width), eps, x.dim(0), width, out.raw()}, StreamOf(backend));
-  return out;
+  if (bf16 && CanNormToBf16(x, norm)) return NormToBf16(backend, x, norm, eps);
+  return RmsNorm({&backend}, x, norm, eps);
+}
+
+// The slices of a sum's product, for the norm that follows to add up; none: the product goes another way.
+Tensor SlicesOfSum(Backend& backend, const Tensor& x, const Tensor& weight) {
+  if (x.dim(0) == 0 || x.dtype() != DType::kBF16 || !IsBf16Product(backend, weight)) return Tensor();
+  CheckMatrix(x, x.dim(0), weight.dim(1));
+  const DecomposeKShape shape = LinearShape(x, weight);
+  const DecomposeKPlan way = WayOfLinear(backend, shape, PlanEpilogue::kScaledRows);
+  return LeavesSlices(way) ? RunSlices(backend, shape, way) : Tensor();
 }
 
 QkvRopeParams TurnOf(const QkvRopeArgs& args) {
@@ -72,6 +94,13 @@ bool EndsInOneLaunch(Backend& backend, const Tensor& x, const Tensor& weight, Pl
          WayOfLinear(backend, LinearShape(x, weight), ending).way == DecomposeKWay::kSkinny;
 }
 
+// The rows as the product takes them, of what a sum left where that is all.
+Tensor NormedRows(Backend& backend, const Tensor& x, const Tensor& norm, float eps, const ScaledRows& scaled,
+                  const Tensor& weight) {
+  const bool bf16 = IsBf16Product(backend, weight);
+  return bf16 && scaled.values && !scaled.squares ? scaled.values : NormRows(backend, x, norm, eps, bf16);
+}
+
 // Rows, normalised, times a weight, to what `end` says of the product: where the kernel of few rows is the way, which
 // leaves nothing to do. Else the rows as the product takes them.
 template <typename End>
@@ -81,11 +110,11 @@ Tensor RunNormed(Backend& backend, const Tensor& x, const Tensor& norm, float ep
     end(p);
     return RunSkinny(backend, p);
   };
-  if (scaled.values && EndsInOneLaunch(backend, scaled.values, weight, ending) &&
+  if (scaled.squares && EndsInOneLaunch(backend, scaled.values, weight, ending) &&
       run(SkinnyOf(backend, scaled, eps, weight))) {
     return Tensor();
   }
-  const Tensor rows = NormRows(backend, x, norm, eps, IsBf16Product(backend, weight));
+  const Tensor rows = NormedRows(backend, x, norm, eps, scaled, weight);
   if (EndsInOneLaunch(backend, rows, weight, ending) && run(SkinnyOf(backend, rows, weight))) return Tensor();
   return rows;
 }
@@ -96,7 +125,7 @@ void NormLinear(Backend& backend, const NormLinearArgs& args) {
   CheckMatrix(args.x, args.x.dim(0), args.weight.dim(1));
   CheckMatrix(args.out, args.x.dim(0), args.weight.dim(0));
   if (args.x.dim(0) == 0) return;
-  const PlanEpilogue ending = args.scaled.values ? PlanEpilogue::kNormed : PlanEpilogue::kNone;
+  const PlanEpilogue ending = args.scaled.squares ? PlanEpilogue::kNormed : PlanEpilogue::kNone;
   const auto end = [&](SkinnyParams& p) {
     p.out = args.out.f32();
     p.out_stride = args.out.stride(0);
@@ -126,6 +155,13 @@ void LinearAdd(Backend& backend, const LinearAddArgs& args) {
       return;
     }
   }
+  if (args.scaled && CanNormToBf16(args.residual, args.next_norm)) {
+    if (const Tensor slices = SlicesOfSum(backend, args.x, args.weight)) {
+      CheckMatrix(args.residual, rows, n);
+      args.scaled->values = NormToBf16(backend, args.residual, args.next_norm, args.next_eps, slices);
+      return;
+    }
+  }
   LinearInto(backend, args.x, args.weight, Tensor(), args.residual, /*add=*/true, ending);
 }
 
@@ -152,7 +188,8 @@ void NormSwiGlu(Backend& backend, const NormSwiGluArgs& args) {
       return LaunchGluProduct(product, DeviceOf(backend).multiprocessors(), StreamOf(backend));
     }
   }
-  const bool round = rows > kCachedRows && ffn % 8 == 0;
+  const bool round = x.dtype() == DType::kBF16 && ffn % 8 == 0 &&
+                     WayOfLinear(backend, LinearShape(x, args.gate_up), ending).way == DecomposeKWay::kLibrary;
   const Tensor both = ctx.Empty(round ? DType::kBF16 : DType::kF32, {rows, 2 * ffn});
   LinearInto(backend, x, args.gate_up, Tensor(), both, /*add=*/false, ending);
   LaunchSwiGluToBf16(both.raw(), round, rows, ffn, args.out->raw(), StreamOf(backend));
@@ -182,7 +219,7 @@ void NormQkvRope(Backend& backend, const NormQkvRopeArgs& args) {
       << product.out.DebugString();
   if (turn.qkv_bf16) {
     STILLHOUSE_CHECK(turn.rows > kCachedRows && IsBf16Product(backend, product.weight)) << product.out.DebugString();
-    const Tensor rows = NormRows(backend, product.x, product.norm, product.eps, true);
+    const Tensor rows = NormedRows(backend, product.x, product.norm, product.eps, product.scaled, product.weight);
     LinearInto(backend, rows, product.weight, Tensor(), product.out);
   } else if (CanTurn(turn) && turn.rows > 0) {
     const PlanEpilogue ending = PlanEpilogue::kTurn;

@@ -2,6 +2,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/device/async_copy.cuh"
+#include "kernels/cuda/device/cluster.cuh"
 #include "kernels/cuda/device/dtype.cuh"
 #include "kernels/cuda/device/grid.cuh"
 #include "kernels/cuda/device/launch.cuh"
@@ -15,46 +16,99 @@ namespace {
 using Bf16 = __nv_bfloat16;
 
 constexpr int kThreads = 256;
+constexpr int kSlicesAtOnce = 4;  // of a product: in flight together
+constexpr int kMostShares = 4;
 
-// Rows of up to kThreads · 4 · kKept floats stay in registers between the two passes.
-constexpr int kKept = 8;
-
+// A cluster takes a row, of which its blocks have equal shares. A thread keeps kKept vectors of it in registers; what
+// is more is read again. kAdds: there are slices.
+template <int kKept, bool kAdds>
 __global__ void __launch_bounds__(kThreads) NormToBf16Kernel(const NormToBf16Params p) {
+  __shared__ float squares[kMostShares];
   LetNextKernelStart();
+  const int shares = ClusterBlocks(), rank = ClusterRank();
+  if (shares > 1) ClusterArrive();
+  const int64_t share = (p.width / 4 + shares - 1) / shares, end = min(p.width / 4, (rank + 1) * share);
+  const int64_t begin = rank * share + threadIdx.x, rest = begin + kKept * kThreads;  // vectors
+  Vec16<float> weight[kKept];
+#pragma unroll
+  for (int e = 0; e < kKept; ++e) {
+    const int64_t i = begin + e * kThreads;
+    if (i < end) weight[e] = LoadVec16(p.weight + 4 * i);
+  }
   WaitForPreviousKernel();
-  const int64_t vectors = p.width / 4;
-  for (int64_t r = blockIdx.x; r < p.rows; r += gridDim.x) {
-    const float* const x = p.x + r * p.x_stride;
-    Bf16* const out = static_cast<Bf16*>(p.out) + r * p.width;
-    Vec16<float> kept[kKept];
+  const int64_t r = blockIdx.x / shares;
+  float* const x = p.x + r * p.x_stride;
+  const float* const slices = p.slices + r * p.width;
+  // Reads vectors, kThreads apart, and adds to them; gives the sum of their squares.
+  const auto read = [&](int64_t first, auto& value) {
+    constexpr int kCount = static_cast<int>(sizeof(value) / sizeof(value[0]));
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) {
+      const int64_t i = first + e * kThreads;
+      value[e] = i < end ? LoadVec16(x + 4 * i) : Vec16<float>{};
+    }
+    if constexpr (kAdds) {
+      for (int s = 0; s < p.splits; s += kSlicesAtOnce) {
+        Vec16<float> part[kSlicesAtOnce][kCount];
+#pragma unroll
+        for (int q = 0; q < kSlicesAtOnce; ++q) {
+#pragma unroll
+          for (int e = 0; e < kCount; ++e) {
+            const int64_t i = first + e * kThreads;
+            part[q][e] =
+                s + q < p.splits && i < end ? LoadVec16(slices + (s + q) * p.rows * p.width + 4 * i) : Vec16<float>{};
+          }
+        }
+#pragma unroll
+        for (int q = 0; q < kSlicesAtOnce; ++q) {
+#pragma unroll
+          for (int e = 0; e < kCount; ++e) {
+#pragma unroll
+            for (int c = 0; c < 4; ++c) value[e].at[c] += part[q][e].at[c];
+          }
+        }
+      }
+#pragma unroll
+      for (int e = 0; e < kCount; ++e) {
+        const int64_t i = first + e * kThreads;
+        if (i < end) StoreVec16(x + 4 * i, value[e]);
+      }
+    }
     float sum = 0.0f;
 #pragma unroll
-    for (int e = 0; e < kKept; ++e) {
-      const int64_t i = threadIdx.x + e * kThreads;
-      if (i >= vectors) break;
-      kept[e] = LoadVec16(x + 4 * i);
-      sum += kept[e].at[0] * kept[e].at[0] + kept[e].at[1] * kept[e].at[1] +
-             (kept[e].at[2] * kept[e].at[2] + kept[e].at[3] * kept[e].at[3]);
-    }
-    for (int64_t i = threadIdx.x + kKept * kThreads; i < vectors; i += kThreads) {
-      const Vec16<float> v = LoadVec16(x + 4 * i);
+    for (const Vec16<float>& v : value)
       sum += v.at[0] * v.at[0] + v.at[1] * v.at[1] + (v.at[2] * v.at[2] + v.at[3] * v.at[3]);
-    }
-    sum = BlockSum<kThreads>(sum);
-    const float rstd = 1.0f / sqrtf(sum / static_cast<float>(p.width) + p.eps);
-    const auto store = [&](int64_t i, const Vec16<float>& v) {
-      const Vec16<float> w = LoadVec16(p.weight + 4 * i);
-      *reinterpret_cast<uint2*>(out + 4 * i) = make_uint2(PackBf16(v.at[0] * rstd * w.at[0], v.at[1] * rstd * w.at[1]),
-                                                          PackBf16(v.at[2] * rstd * w.at[2], v.at[3] * rstd * w.at[3]));
-    };
-#pragma unroll
-    for (int e = 0; e < kKept; ++e) {
-      const int64_t i = threadIdx.x + e * kThreads;
-      if (i >= vectors) break;
-      store(i, kept[e]);
-    }
-    for (int64_t i = threadIdx.x + kKept * kThreads; i < vectors; i += kThreads) store(i, LoadVec16(x + 4 * i));
+    return sum;
+  };
+  Vec16<float> kept[kKept];
+  float sum = read(begin, kept);
+  for (int64_t i = rest; i < end; i += kThreads) {
+    Vec16<float> one[1];
+    sum += read(i, one);
   }
+  sum = BlockSum<kThreads>(sum);
+  if (shares > 1) {
+    // Each block gives its sum to all, and adds in their order.
+    ClusterWait();
+    const int to = static_cast<int>(threadIdx.x);
+    if (to < shares) *const_cast<float*>(OfBlock(squares + rank, to)) = sum;
+    ClusterArrive();
+    ClusterWait();
+    sum = squares[0];
+    for (int i = 1; i < shares; ++i) sum += squares[i];
+  }
+  const float rstd = 1.0f / sqrtf(sum / static_cast<float>(p.width) + p.eps);
+  Bf16* const out = static_cast<Bf16*>(p.out) + r * p.width;
+  const auto store = [&](int64_t i, const Vec16<float>& v, const Vec16<float>& w) {
+    *reinterpret_cast<uint2*>(out + 4 * i) = make_uint2(PackBf16(v.at[0] * rstd * w.at[0], v.at[1] * rstd * w.at[1]),
+                                                        PackBf16(v.at[2] * rstd * w.at[2], v.at[3] * rstd * w.at[3]));
+  };
+#pragma unroll
+  for (int e = 0; e < kKept; ++e) {
+    const int64_t i = begin + e * kThreads;
+    if (i < end) store(i, kept[e], weight[e]);
+  }
+  for (int64_t i = rest; i < end; i += kThreads) store(i, LoadVec16(x + 4 * i), LoadVec16(p.weight + 4 * i));
 }
 
 // A row of blocks takes a row of x.
@@ -92,59 +146,6 @@ __global__ void RopeAnglesKernel(const __grid_constant__ RopeAnglesParams p) {
   p.out[r * 2 * p.pairs + p.pairs + j] = p.scale * static_cast<float>(s);
 }
 
-constexpr int kHeadWarps = 4;
-
-// A warp takes one head of one row; a lane owns pairs, so that they are turned in place.
-template <typename Kv>
-__global__ void __launch_bounds__(kHeadWarps* kWarp) QkvRopeKernel(const QkvRopeParams p) {
-  LetNextKernelStart();
-  const int all = p.heads + 2 * p.kv_heads;
-  const int64_t unit = static_cast<int64_t>(blockIdx.x) * kHeadWarps + threadIdx.x / kWarp;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  WaitForPreviousKernel();
-  if (unit >= p.rows * all) return;
-  const int64_t r = unit / all;
-  const int head = static_cast<int>(unit - r * all);
-  float* const x = p.qkv + unit * p.width;
-  const int kind = head < p.heads ? 0 : head < p.heads + p.kv_heads ? 1 : 2;  // q, k, v
-  Kv* to = nullptr;
-  if (kind > 0 && p.places) {
-    const int64_t place = p.places[2 * r + kind - 1];
-    const int kv = head - p.heads - (kind - 1) * p.kv_heads;
-    if (place != 0) to = reinterpret_cast<Kv*>(place) + p.layer_offset + kv * p.head_stride;
-  }
-  if (kind == 2) {
-    for (int i = lane; to && i < p.width; i += kWarp) to[i] = FromFloat<Kv>(x[i]);
-    return;
-  }
-  const float* const norm = kind == 0 ? p.q_norm : p.k_norm;
-  float rstd = 1.0f;
-  if (norm) {
-    float sum = 0.0f;
-    for (int i = lane; i < p.width; i += kWarp) sum += x[i] * x[i];
-    rstd = 1.0f / sqrtf(WarpSum(sum) / static_cast<float>(p.width) + p.eps);
-  }
-  const auto value = [&](int i) { return norm ? x[i] * rstd * norm[i] : x[i]; };
-  const float* const cosine = p.angles + r * 2 * p.pairs;
-  const float* const sine = cosine + p.pairs;
-  for (int j = lane; j < p.pairs; j += kWarp) {
-    const int first = p.interleaved ? 2 * j : j, second = p.interleaved ? 2 * j + 1 : j + p.pairs;
-    const float a = value(first), b = value(second);
-    const float turned_a = a * cosine[j] - b * sine[j], turned_b = b * cosine[j] + a * sine[j];
-    x[first] = turned_a;
-    x[second] = turned_b;
-    if (to) {
-      to[first] = FromFloat<Kv>(turned_a);
-      to[second] = FromFloat<Kv>(turned_b);
-    }
-  }
-  for (int i = 2 * p.pairs + lane; i < p.width; i += kWarp) {
-    const float kept = value(i);
-    x[i] = kept;
-    if (to) to[i] = FromFloat<Kv>(kept);
-  }
-}
-
 __device__ __forceinline__ int KindOf(const QkvRopeParams& p, int head) {  // q, k, v
   return head < p.heads ? 0 : head < p.heads + p.kv_heads ? 1 : 2;
 }
@@ -157,6 +158,72 @@ __device__ __forceinline__ Kv* KeptAt(const QkvRopeParams& p, int64_t r, int hea
   const int64_t place = p.places[2 * r + kind - 1];
   if (place == 0) return nullptr;
   return reinterpret_cast<Kv*>(place) + p.layer_offset + (head - p.heads - (kind - 1) * p.kv_heads) * p.head_stride;
+}
+
+constexpr int kHeadWarps = 4;
+constexpr int kPairsAtOnce = 2;  // of a lane, read together: a head of 128
+
+// A warp takes one head of one row; a lane owns pairs, so that they are turned in place.
+template <typename Kv>
+__global__ void __launch_bounds__(kHeadWarps* kWarp) QkvRopeKernel(const QkvRopeParams p) {
+  LetNextKernelStart();
+  const int all = p.heads + 2 * p.kv_heads, lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int head = static_cast<int>(blockIdx.y * kHeadWarps + threadIdx.x / kWarp);
+  const int64_t r = blockIdx.x;
+  float* const x = p.qkv + (r * all + head) * p.width;
+  WaitForPreviousKernel();
+  if (head >= all) return;
+  const int kind = KindOf(p, head);
+  Kv* const to = KeptAt<Kv>(p, r, head);
+  if (kind == 2) {
+    constexpr int kAtOnce = 2 * kPairsAtOnce;
+    for (int begin = lane; begin < p.width; begin += kAtOnce * kWarp) {
+      float value[kAtOnce];
+#pragma unroll
+      for (int e = 0; e < kAtOnce; ++e) value[e] = begin + e * kWarp < p.width ? x[begin + e * kWarp] : 0.0f;
+#pragma unroll
+      for (int e = 0; e < kAtOnce; ++e) {
+        if (to && begin + e * kWarp < p.width) to[begin + e * kWarp] = FromFloat<Kv>(value[e]);
+      }
+    }
+    return;
+  }
+  const float* const norm = kind == 0 ? p.q_norm : p.k_norm;
+  float rstd = 1.0f;
+  if (norm) {
+    float sum = 0.0f;
+    for (int i = lane; i < p.width; i += kWarp) sum += x[i] * x[i];
+    rstd = 1.0f / sqrtf(WarpSum(sum) / static_cast<float>(p.width) + p.eps);
+  }
+  const auto value = [&](int i) { return norm ? x[i] * rstd * norm[i] : x[i]; };
+  const auto store = [&](int i, float turned) {
+    x[i] = turned;
+    if (to) to[i] = FromFloat<Kv>(turned);
+  };
+  const float* const cosine = p.angles + r * 2 * p.pairs;
+  const float* const sine = cosine + p.pairs;
+  for (int begin = lane; begin < p.pairs; begin += kPairsAtOnce * kWarp) {
+    float a[kPairsAtOnce], b[kPairsAtOnce], c[kPairsAtOnce], s[kPairsAtOnce];
+    const auto first = [&](int j) { return p.interleaved ? 2 * j : j; };
+    const auto second = [&](int j) { return p.interleaved ? 2 * j + 1 : j + p.pairs; };
+#pragma unroll
+    for (int e = 0; e < kPairsAtOnce; ++e) {
+      const int j = begin + e * kWarp;
+      if (j >= p.pairs) continue;
+      a[e] = value(first(j));
+      b[e] = value(second(j));
+      c[e] = cosine[j];
+      s[e] = sine[j];
+    }
+#pragma unroll
+    for (int e = 0; e < kPairsAtOnce; ++e) {
+      const int j = begin + e * kWarp;
+      if (j >= p.pairs) continue;
+      store(first(j), a[e] * c[e] - b[e] * s[e]);
+      store(second(j), b[e] * c[e] + a[e] * s[e]);
+    }
+  }
+  for (int i = 2 * p.pairs + lane; i < p.width; i += kWarp) store(i, value(i));
 }
 
 constexpr int kRowThreads = 128;
@@ -258,7 +325,23 @@ __global__ void LayRunsKernel(const AttentionRun* base, const AttentionRunLayers
 
 void LaunchNormToBf16(const NormToBf16Params& params, cudaStream_t stream) {
   if (params.rows == 0) return;
-  LaunchKernelEarly(NormToBf16Kernel, GridFor(params.rows, 1), kThreads, 0, stream, params);
+  // Few rows are shared out, down to a vector a thread.
+  int shares = 1;
+  while (shares < kMostShares && 2 * shares * params.rows <= params.multiprocessors &&
+         params.width / 4 > shares * kThreads) {
+    shares *= 2;
+  }
+  const int64_t each = CeilDiv(CeilDiv(params.width / 4, shares), kThreads);
+  const auto run = [&](auto kept) {
+    constexpr int kKept = decltype(kept)::value;
+    const auto kernel = params.slices ? NormToBf16Kernel<kKept, true> : NormToBf16Kernel<kKept, false>;
+    LaunchClustersEarly(kernel, dim3(static_cast<unsigned>(params.rows * shares)), dim3(static_cast<unsigned>(shares)),
+                        kThreads, 0, stream, params);
+  };
+  using std::integral_constant;
+  each <= 1   ? run(integral_constant<int, 1>())
+  : each <= 2 ? run(integral_constant<int, 2>())
+              : run(integral_constant<int, 4>());
 }
 
 void LaunchSwiGluToBf16(const void* x, bool x_bf16, int64_t rows, int64_t width, void* out, cudaStream_t stream) {
@@ -279,14 +362,14 @@ void LaunchRopeAngles(const RopeAnglesParams& params, cudaStream_t stream) {
 }
 
 void LaunchQkvRope(const QkvRopeParams& params, cudaStream_t stream) {
-  const int64_t units = params.rows * (params.heads + 2 * params.kv_heads);
-  if (units == 0) return;
+  const int64_t heads = params.heads + 2 * params.kv_heads;
+  if (params.rows * heads == 0) return;
   if (params.qkv_bf16) {
     return params.width == 64    ? LaunchQkvRopeBf16<4>(params, stream)
            : params.width == 128 ? LaunchQkvRopeBf16<8>(params, stream)
                                  : LaunchQkvRopeBf16<16>(params, stream);
   }
-  const unsigned blocks = static_cast<unsigned>(CeilDiv(units, kHeadWarps));
+  const dim3 blocks(static_cast<unsigned>(params.rows), static_cast<unsigned>(CeilDiv(heads, kHeadWarps)));
   if (params.kv_bf16) {
     LaunchKernelEarly(QkvRopeKernel<Bf16>, blocks, kHeadWarps * kWarp, 0, stream, params);
   } else {

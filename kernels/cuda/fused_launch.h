@@ -10,14 +10,18 @@
 
 namespace stillhouse::cuda {
 
-// bf16 rows, contiguous: x · rsqrt(mean(x²) + eps) · weight.
+// bf16 rows, contiguous: x · rsqrt(mean(x²) + eps) · weight. Where there are slices of a product, they are added to x
+// first, in their order.
 struct NormToBf16Params {
-  const float* x = nullptr;
+  float* x = nullptr;
   int64_t x_stride = 0;
   const float* weight = nullptr;
   float eps = 0.0f;
   int64_t rows = 0, width = 0;
   void* out = nullptr;
+  const float* slices = nullptr;  // [splits, rows, width]; or null
+  int splits = 0;
+  int multiprocessors = 0;
 };
 void LaunchNormToBf16(const NormToBf16Params& params, cudaStream_t stream);
 

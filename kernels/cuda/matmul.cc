@@ -5,52 +5,15 @@
 #include "kernels/cuda/cuda_device.h"
 #include "kernels/cuda/cuda_kernels.h"
 #include "kernels/cuda/decompose_k_host.h"
+#include "kernels/cuda/library_product.h"
 #include "kernels/cuda/matmul_launch.h"
 #include "kernels/cuda/quant_launch.h"
 #include "kernels/cuda/rows.h"
 #include "kernels/cuda/skinny.h"
 
 namespace stillhouse::cuda {
+
 namespace {
-
-// A matrix as cuBLAS sees one: column-major, so that a row-major matrix is its own transpose.
-struct MatrixOperand {
-  const void* data;
-  int64_t ld;
-  bool transposed = false;
-  int64_t batch_stride = 0;
-};
-
-// C [m, n] = alpha · op(A) [m, k] · op(B) [k, n] + beta · C, all column-major; A and B of one type, C f32, or bf16
-// where they are.
-struct Product {
-  int64_t m, n, k;
-  MatrixOperand a, b;
-  void* c;
-  int64_t ldc;
-  int64_t c_batch_stride = 0;
-  int64_t batch = 1;
-  float alpha = 1.0f, beta = 0.0f;
-  bool bf16 = false, c_bf16 = false;
-};
-
-void Run(Backend& backend, const Product& p) {
-  DeviceOf(backend).WithCublas([&](cublasHandle_t handle) {
-    const cudaDataType type = p.bf16 ? CUDA_R_16BF : CUDA_R_32F, c_type = p.c_bf16 ? CUDA_R_16BF : CUDA_R_32F;
-    const cublasOperation_t ta = p.a.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const cublasOperation_t tb = p.b.transposed ? CUBLAS_OP_T : CUBLAS_OP_N;
-    if (p.batch == 1) {
-      STILLHOUSE_CUBLAS_CHECK(cublasGemmEx_64(handle, ta, tb, p.m, p.n, p.k, &p.alpha, p.a.data, type, p.a.ld, p.b.data,
-                                              type, p.b.ld, &p.beta, p.c, c_type, p.ldc, CUBLAS_COMPUTE_32F,
-                                              CUBLAS_GEMM_DEFAULT));
-    } else {
-      STILLHOUSE_CUBLAS_CHECK(cublasGemmStridedBatchedEx_64(
-          handle, ta, tb, p.m, p.n, p.k, &p.alpha, p.a.data, type, p.a.ld, p.a.batch_stride, p.b.data, type, p.b.ld,
-          p.b.batch_stride, &p.beta, p.c, c_type, p.ldc, p.c_batch_stride, p.batch, CUBLAS_COMPUTE_32F,
-          CUBLAS_GEMM_DEFAULT));
-    }
-  });
-}
 
 // Distance of rows; a single row may carry any stride.
 int64_t RowStride(const Tensor& t) { return t.dim(0) > 1 ? t.stride(0) : std::max<int64_t>(t.dim(1), 1); }
@@ -131,10 +94,11 @@ void LinearInto(Backend& backend, const Tensor& x, const Tensor& weight, const T
   Tensor rounded;
   const MatrixOperand rows = RowsOperand(backend, x, bf16, &rounded);
   DecomposeKPlan way{DecomposeKWay::kLibrary};
-  if (bf16 && !out_bf16) {
+  if (bf16) {
     DecomposeKShape shape = LinearShape(rounded ? rounded : x, weight);
     way = WayOfLinear(backend, shape, ending);
-    if (way.way != DecomposeKWay::kLibrary && way.way != DecomposeKWay::kSkinny) {
+    if (out_bf16 && (way.way != DecomposeKWay::kLibrary || way.splits > 1)) way = {DecomposeKWay::kLibrary};
+    if (way.way != DecomposeKWay::kSkinny && (way.way != DecomposeKWay::kLibrary || way.splits > 1)) {
       shape.op = bias ? ElementOp::kScaleBias : ElementOp::kNone;
       shape.bias = VectorOf(bias, n);
       shape.out = out.f32();
@@ -152,16 +116,18 @@ void LinearInto(Backend& backend, const Tensor& x, const Tensor& weight, const T
     if (RunSkinny(backend, p)) return;
   }
   ForWeightRows(backend, weight, bf16, [&](int64_t begin, int64_t count, const void* data) {
-    Run(backend, {.m = count,
-                  .n = m,
-                  .k = k,
-                  .a = {data, k, true},
-                  .b = rows,
-                  .c = static_cast<char*>(out.raw()) + begin * BlockBytes(out.dtype()),
-                  .ldc = RowStride(out),
-                  .beta = bias || add ? 1.0f : 0.0f,
-                  .bf16 = bf16,
-                  .c_bf16 = out_bf16});
+    Product product{.m = count,
+                    .n = m,
+                    .k = k,
+                    .a = {data, k, true},
+                    .b = rows,
+                    .c = static_cast<char*>(out.raw()) + begin * BlockBytes(out.dtype()),
+                    .ldc = RowStride(out),
+                    .beta = bias || add ? 1.0f : 0.0f,
+                    .bf16 = bf16,
+                    .c_bf16 = out_bf16};
+    product.AskFor(way);
+    RunProduct(backend, product);
   });
 }
 
@@ -176,15 +142,15 @@ void LinearGradInto(Backend& backend, const Tensor& dout, const Tensor& weight, 
   ForWeightRows(backend, weight, bf16, [&](int64_t begin, int64_t count, const void* data) {
     MatrixOperand part = rows;
     part.data = static_cast<const char*>(rows.data) + begin * element;
-    Run(backend, {.m = k,
-                  .n = m,
-                  .k = count,
-                  .a = {data, k},
-                  .b = part,
-                  .c = dx.f32(),
-                  .ldc = RowStride(dx),
-                  .beta = 1.0f,
-                  .bf16 = bf16});
+    RunProduct(backend, {.m = k,
+                         .n = m,
+                         .k = count,
+                         .a = {data, k},
+                         .b = part,
+                         .c = dx.f32(),
+                         .ldc = RowStride(dx),
+                         .beta = 1.0f,
+                         .bf16 = bf16});
   });
 }
 
@@ -199,14 +165,14 @@ void LinearGrad(Backend& backend, const LinearGradArgs& args) {
     CheckMatrix(args.x, m, k);
     CheckMatrix(args.dweight, n, k);
     if (m > 0 && n > 0 && k > 0) {
-      Run(backend, {.m = k,
-                    .n = n,
-                    .k = m,
-                    .a = {args.x.raw(), RowStride(args.x)},
-                    .b = {args.dout.raw(), RowStride(args.dout), true},
-                    .c = args.dweight.f32(),
-                    .ldc = RowStride(args.dweight),
-                    .beta = 1.0f});
+      RunProduct(backend, {.m = k,
+                           .n = n,
+                           .k = m,
+                           .a = {args.x.raw(), RowStride(args.x)},
+                           .b = {args.dout.raw(), RowStride(args.dout), true},
+                           .c = args.dweight.f32(),
+                           .ldc = RowStride(args.dweight),
+                           .beta = 1.0f});
     }
   }
   if (args.dbias) {
@@ -276,7 +242,7 @@ void MatMul(Backend& backend, const MatMulArgs& args) {
                   .batch = batch,
                   .alpha = args.alpha,
                   .beta = args.accumulate ? 1.0f : 0.0f};
-  Run(backend, product);
+  RunProduct(backend, product);
 }
 
 void PrepareWeight(Backend& backend, const PrepareWeightArgs& args) {

@@ -189,11 +189,13 @@ class Trial {
         return cuda::Linear(backend_, {x_, weight, Tensor(), out_});
       case PlanEpilogue::kScaledRows: {
         ScaledRows scaled;
-        fused.LinearAdd(backend_, {x_, weight, out_, norm_, &scaled});
+        fused.LinearAdd(backend_, {x_, weight, out_, norm_, 0.0f, &scaled});
         if (scaled.values) return;
         // Then the product that comes next has to make them.
         scaled.values = ctx_.Empty(DType::kBF16, {m_, n_});
-        cuda::LaunchNormToBf16({out_.f32(), n_, norm_.f32(), 0.0f, m_, n_, scaled.values.raw()}, stream());
+        cuda::NormToBf16Params norm{out_.f32(), n_, norm_.f32(), 0.0f, m_, n_, scaled.values.raw()};
+        norm.multiprocessors = cuda::DeviceOf(backend_).multiprocessors();
+        cuda::LaunchNormToBf16(norm, stream());
         return;
       }
       case PlanEpilogue::kNormed:
@@ -239,7 +241,9 @@ absl::StatusOr<PlanBook> TunePlans(int device, const std::vector<TuneProduct>& p
   for (const TuneProduct& product : products) {
     for (RowBucket bucket : product.rows) {
       const int64_t m = RowsOf(bucket), n = product.n, k = product.k;
-      if (product.epilogue != PlanEpilogue::kNone && IsLinear(product.epilogue) && m > cuda::kSkinnyRows) continue;
+      // With more rows these are Linear.
+      const bool linear = product.epilogue == PlanEpilogue::kNormed || product.epilogue == PlanEpilogue::kTurn;
+      if (linear && m > cuda::kSkinnyRows) continue;
       const double bytes = 4.0 * (static_cast<double>(m) * k + static_cast<double>(k) * n +
                                   (cuda::kMostSlices + 4.0) * static_cast<double>(m) * std::min<int64_t>(n, 1024));
       if (bytes > static_cast<double>(kMostBytes)) {

@@ -23,11 +23,11 @@ Tensor NormLinear(const Context& ctx, const Tensor& x, const Tensor& norm, float
 }
 
 Tensor LinearAdd(const Context& ctx, const Tensor& x, const Tensor& weight, const Tensor& residual,
-                 const Tensor& next_norm, ScaledRows* scaled) {
+                 const Tensor& next_norm, float next_eps, ScaledRows* scaled) {
   if (scaled) *scaled = {};
   const FusedKernels& fused = ctx.backend->fused();
   if (ctx.tape || !fused.LinearAdd) return Add(ctx, residual, Linear(ctx, x, weight));
-  fused.LinearAdd(*ctx.backend, {x, weight, residual, next_norm, scaled});
+  fused.LinearAdd(*ctx.backend, {x, weight, residual, next_norm, next_eps, scaled});
   return residual;
 }
 

@@ -14,11 +14,11 @@
 
 namespace stillhouse {
 
-// What a kernel may leave of a sum beside it, for the norm that follows: rows times the norm's weight, still to be
-// divided by their root mean squares. Empty where it did not.
+// What a kernel may leave of a sum beside it, for the norm that follows: normalised rows, or rows times the norm's
+// weight, still to be divided by their root mean squares. Empty where it did not.
 struct ScaledRows {
   Tensor values;   // bf16 [R, K]
-  Tensor squares;  // f32 [R, parts], whose sums are Σ x²
+  Tensor squares;  // f32 [R, parts], whose sums are Σ x²; empty where the rows are divided
 };
 
 // Linear(RmsNorm(x, norm, eps), weight): [R, N] f32. `scaled`, where there is one, is of the same x and norm.
@@ -35,10 +35,11 @@ Tensor NormLinear(const Context& ctx, const Tensor& x, const Tensor& norm, float
 // into next, `scaled` may be left for it.
 struct LinearAddArgs {
   Tensor x, weight, residual, next_norm;
+  float next_eps = 1e-5f;
   ScaledRows* scaled = nullptr;
 };
 Tensor LinearAdd(const Context& ctx, const Tensor& x, const Tensor& weight, const Tensor& residual,
-                 const Tensor& next_norm = Tensor(), ScaledRows* scaled = nullptr);
+                 const Tensor& next_norm = Tensor(), float next_eps = 1e-5f, ScaledRows* scaled = nullptr);
 
 // SwiGlu of the halves of Linear(RmsNorm(x, norm, eps), gate_up): [R, ffn]. For LinearAdd only: a kernel may give bf16.
 struct NormSwiGluArgs {

@@ -7,18 +7,21 @@
 namespace stillhouse {
 
 enum class DecomposeKWay : uint8_t {
-  kSlices,     // slices of K through shared memory, then a reducer (none for a single slice)
-  kFragments,  // slices of K from memory to registers, any operands, then a reducer
-  kCluster,    // one launch: the slices are a cluster's blocks; splits is a power of two, at most 16
-  kExchange,   // one launch, as kSlices: its blocks, one a multiprocessor, leave each other their sums in memory
-  kLibrary,    // cuBLAS, then what becomes of the product
-  kSkinny,     // at most 16 rows times a weight (skinny.cu), with what follows where the kernel has it
+  kSlices,      // slices of K through shared memory, then a reducer (none for a single slice)
+  kFragments,   // slices of K from memory to registers, any operands, then a reducer
+  kCluster,     // one launch: the slices are a cluster's blocks; splits is a power of two, at most 16
+  kExchange,    // one launch, as kSlices: its blocks, one a multiprocessor, leave each other their sums in memory
+  kWarpgroups,  // as kSlices, by warpgroups from what the copy engine brings; tiles of 64x64 and 128x64
+  kLibrary,     // cuBLAS, its slices a batch; then a reducer, or what becomes of the product
+  kSkinny,      // at most 16 rows times a weight (skinny.cu), with what follows where the kernel has it
 };
 
 struct DecomposeKPlan {
   DecomposeKWay way = DecomposeKWay::kFragments;
-  int tile_m = 16, tile_n = 16;  // the output's tile of a block
-  int splits = 1;                // slices of K
+  // The output's tile of a block. kLibrary: 16 x 16 leaves all to cuBLAS, which may split K further; for others it is
+  // asked, and takes K (or a slice) as a whole.
+  int tile_m = 16, tile_n = 16;
+  int splits = 1;  // slices of K
 
   friend bool operator==(const DecomposeKPlan&, const DecomposeKPlan&) = default;
 };

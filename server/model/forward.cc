@@ -164,7 +164,7 @@ Tensor RunLayer(const Context& ctx, const Pass& pass, int64_t layer, Tensor resi
     residual = GatherRows(ctx, residual, pass.inputs.output_rows);
   }
   ScaledRows for_ffn;
-  residual = LinearAdd(ctx, attended, w.o, residual, w.ffn_norm, w.gate_up ? &for_ffn : nullptr);
+  residual = LinearAdd(ctx, attended, w.o, residual, w.ffn_norm, c.norm_eps, w.gate_up ? &for_ffn : nullptr);
   const Tensor fed = FeedForward(ctx, pass, w, residual, for_ffn);
   const LayerWeights* const next =
       layer + 1 < c.layers ? &pass.weights.layers[static_cast<size_t>(layer) + 1] : nullptr;
@@ -172,7 +172,7 @@ Tensor RunLayer(const Context& ctx, const Pass& pass, int64_t layer, Tensor resi
   if (next && pass.angles && CanFuseQkv(*next)) next_norm = next->attn_norm;
   if (!next && pass.logits) next_norm = pass.weights.final_norm;
   *scaled = {};
-  return LinearAdd(ctx, fed, w.down, residual, next_norm, next_norm ? scaled : nullptr);
+  return LinearAdd(ctx, fed, w.down, residual, next_norm, c.norm_eps, next_norm ? scaled : nullptr);
 }
 
 // What the pass needs beside its inputs, from kernels that the layers share.

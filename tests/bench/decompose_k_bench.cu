@@ -100,10 +100,11 @@ struct Bench {
     const auto words = [](const DecomposeKPlan& p) {
       if (p.way == DecomposeKWay::kLibrary) return std::string("cuBLAS, then the epilogue");
       return std::to_string(p.tile_m) + "x" + std::to_string(p.tile_n) + " tiles, " + std::to_string(p.splits) +
-             (p.way == DecomposeKWay::kCluster     ? " in a cluster"
-              : p.way == DecomposeKWay::kExchange  ? " slices in one launch"
-              : p.way == DecomposeKWay::kFragments ? " slices from memory"
-                                                   : " slices through shared memory");
+             (p.way == DecomposeKWay::kCluster      ? " in a cluster"
+              : p.way == DecomposeKWay::kExchange   ? " slices in one launch"
+              : p.way == DecomposeKWay::kWarpgroups ? " slices of warpgroups"
+              : p.way == DecomposeKWay::kFragments  ? " slices from memory"
+                                                    : " slices through shared memory");
     };
     const auto row_of = [&](const char* what, double t, const DecomposeKPlan& plan) {
       results.push_back({std::string(name) + what, t, peer, "cuBLAS + ReLU", floor, goal, words(plan)});

@@ -62,7 +62,7 @@ Doubles Floats(const Context& ctx, const Tensor& t) {
 }
 
 // Rows of a few and of many, widths that suit the kernel for few rows and widths that do not.
-constexpr std::array<std::array<int64_t, 3>, 14> kShapes = {{{1, 64, 32},
+constexpr std::array<std::array<int64_t, 3>, 16> kShapes = {{{1, 64, 32},
                                                              {1, 576, 960},
                                                              {2, 1536, 576},
                                                              {2, 4096, 64},
@@ -75,6 +75,8 @@ constexpr std::array<std::array<int64_t, 3>, 14> kShapes = {{{1, 64, 32},
                                                              {70, 72, 40},
                                                              {130, 576, 192},
                                                              {64, 576, 192},
+                                                             {20, 4096, 64},
+                                                             {33, 2048, 1024},
                                                              {1, 14336, 32}}};
 
 class Fused : public ::testing::TestWithParam<bool> {};
@@ -191,12 +193,15 @@ TEST_P(Fused, NormsTakeWhatSumsLeave) {
       SCOPED_TRACE(::testing::Message() << m << " rows, " << k << " to " << n << ", heads of " << head);
       const Tensor w = Weight(ctx, n, k, GetParam(), seed++), norm = Values(ctx, {n}, seed++);
       const Tensor one = ctx.Floats(std::vector<float>(static_cast<size_t>(k), 1.0f), {k});
-      const Tensor x =
-          NormSwiGlu(ctx, Values(ctx, {m, k}, seed++), one, 1e-5f, Weight(ctx, 2 * k, k, GetParam(), seed++));
+      const Tensor start = Values(ctx, {m, k}, seed++), gate_up = Weight(ctx, 2 * k, k, GetParam(), seed++);
+      const Tensor x = NormSwiGlu(ctx, start, one, 1e-5f, gate_up);
       const Tensor residual = Values(ctx, {m, n}, seed++);
       ScaledRows scaled;
-      const Tensor sum = LinearAdd(ctx, x, w, residual, norm, &scaled);
-      EXPECT_EQ(static_cast<bool>(scaled.values), CudaForTests() && GetParam() && m <= 16);
+      const Tensor sum = LinearAdd(ctx, x, w, residual, norm, 1e-5f, &scaled);
+      // Few rows in one launch, more where slices of a long K are added up.
+      const bool left = CudaForTests() && GetParam();
+      EXPECT_EQ(static_cast<bool>(scaled.values), left && (m <= 16 || k >= 2048));
+      EXPECT_EQ(static_cast<bool>(scaled.squares), left && m <= 16);
       const Tensor next = Weight(ctx, all, n, GetParam(), seed++);
       const Doubles want = Floats(ctx, NormLinear(ctx, sum, norm, 1e-5f, next));
       EXPECT_LE(RelativeError(Floats(ctx, NormLinear(ctx, sum, norm, 1e-5f, next, scaled)), want), 6e-3);

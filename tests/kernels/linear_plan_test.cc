@@ -2,6 +2,7 @@
 // shapes of its own, for plans that are in use stay so.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <cstring>
 
 #include "kernels/base/strings.h"
@@ -126,8 +127,14 @@ TEST(LinearPlan, EveryWayIsTheProduct) {
       {7, 56, 4096, {Way::kExchange, 16, 32, 32}},     {16, 72, 4096, {Way::kExchange, 16, 64, 64}},
       {16, 80, 4096, {Way::kCluster, 16, 16, 8}},      {30, 88, 4096, {Way::kExchange, 32, 32, 11}},
       {64, 100, 4096, {Way::kExchange, 32, 64, 3}},    {70, 104, 4096, {Way::kExchange, 64, 64, 5}},
-      {130, 112, 4096, {Way::kExchange, 128, 64, 16}}, {33, 120, 4096, {Way::kSlices, 32, 32, 1}},
-      {9, 128, 4096, {Way::kLibrary, 16, 16, 1}},      {3, 136, 4096, {Way::kSkinny, 16, 16, 1}},
+      {130, 112, 4096, {Way::kExchange, 128, 64, 16}}, {64, 64, 8192, {Way::kWarpgroups, 64, 64, 128}},
+      {1, 200, 4096, {Way::kWarpgroups, 64, 64, 30}},  {70, 92, 4096, {Way::kWarpgroups, 64, 64, 6}},
+      {40, 135, 4160, {Way::kWarpgroups, 64, 64, 13}}, {250, 257, 2048, {Way::kWarpgroups, 128, 64, 16}},
+      {150, 60, 2048, {Way::kWarpgroups, 128, 64, 5}}, {65, 131, 320, {Way::kWarpgroups, 128, 64, 1}},
+      {33, 120, 4096, {Way::kSlices, 32, 32, 1}},      {9, 128, 4096, {Way::kLibrary, 16, 16, 1}},
+      {3, 136, 4096, {Way::kSkinny, 16, 16, 1}},       {64, 144, 4096, {Way::kLibrary, 16, 16, 4}},
+      {20, 152, 4096, {Way::kLibrary, 16, 16, 16}},    {64, 4096, 512, {Way::kLibrary, 64, 96, 1}},
+      {40, 1024, 1024, {Way::kLibrary, 64, 128, 2}},
   };
   uint64_t seed = 10;
   for (const Case& c : kCases) {
@@ -174,7 +181,7 @@ TEST(LinearPlan, FusedOpsGoApartWhereAPlanSaysSo) {
   const auto sum = [&](const Context& ctx, ScaledRows* scaled) {
     const Tensor to = ctx.EmptyF32({m, n});
     ctx.backend->Copy(residual, to);
-    return Values(ctx, LinearAdd(ctx, half, w, to, next_norm, scaled));
+    return Values(ctx, LinearAdd(ctx, half, w, to, next_norm, 1e-5f, scaled));
   };
   const auto gates = [&](const Context& ctx) { return Values(ctx, NormSwiGlu(ctx, x, norm, 1e-5f, w)); };
   const auto turned = [&](const Context& ctx) {
@@ -189,7 +196,7 @@ TEST(LinearPlan, FusedOpsGoApartWhereAPlanSaysSo) {
   const Tensor total = before.EmptyF32({m, n}), next = Random(before, DType::kBF16, {192, n}, 56);
   before.backend->Copy(residual, total);
   ScaledRows left, scaled;
-  LinearAdd(before, half, w, total, next_norm, &left);
+  LinearAdd(before, half, w, total, next_norm, 1e-5f, &left);
   const auto normed = [&](const Context& ctx) {
     return Values(ctx, NormLinear(ctx, total, next_norm, 1e-5f, next, left));
   };
@@ -206,7 +213,9 @@ TEST(LinearPlan, FusedOpsGoApartWhereAPlanSaysSo) {
     const Context ctx{backend.get()};
     const std::vector<float> sum_apart = sum(ctx, &scaled), gates_apart = gates(ctx), turned_apart = turned(ctx),
                              normed_apart = normed(ctx);
-    EXPECT_FALSE(scaled.values);
+    // Slices are added up by what normalises the sum.
+    EXPECT_EQ(static_cast<bool>(scaled.values), plan.way == DecomposeKWay::kSlices);
+    EXPECT_FALSE(scaled.squares);
     EXPECT_NE(sum_apart, sum_before);
     EXPECT_NE(turned_apart, turned_before);
     EXPECT_LE(RelativeError(Widened(sum_apart), Widened(sum_before)), 5e-6);
@@ -215,6 +224,75 @@ TEST(LinearPlan, FusedOpsGoApartWhereAPlanSaysSo) {
     // Rounded at another place.
     EXPECT_NE(normed_apart, normed_before);
     EXPECT_LE(RelativeError(Widened(normed_apart), Widened(normed_before)), 6e-3);
+  }
+}
+
+// Sums whose norm adds the slices of the product up, against fp64; the same bits in recorded steps.
+TEST(LinearPlan, NormsAddSlicesUp) {
+  const auto plain = MakeBf16Backend();
+  if (!plain) GTEST_SKIP() << "no bf16 storage here";
+  struct Case {
+    int64_t m, n, k;
+    DecomposeKPlan plan;
+  };
+  using Way = DecomposeKWay;
+  const Case kCases[] = {
+      {17, 324, 4096, {Way::kLibrary, 16, 16, 2}},  {33, 4096, 2048, {Way::kLibrary, 64, 96, 4}},
+      {64, 580, 2688, {Way::kLibrary, 16, 16, 7}},  {64, 1024, 4096, {Way::kSlices, 32, 64, 5}},
+      {100, 192, 1000, {Way::kLibrary, 16, 16, 3}}, {24, 8516, 1024, {Way::kLibrary, 16, 16, 2}},
+      {6, 1092, 2048, {Way::kSlices, 16, 32, 4}},   {140, 4608, 1024, {Way::kLibrary, 16, 16, 2}},
+      {20, 2052, 1024, {Way::kLibrary, 64, 64, 8}}, {64, 588, 2048, {Way::kWarpgroups, 64, 64, 8}},
+  };
+  constexpr float kEps = 1e-3f;
+  uint64_t seed = 200;
+  for (const Case& c : kCases) {
+    const int64_t m = c.m, n = c.n, k = c.k;
+    // K need not divide by a library's slices: then it goes as a whole.
+    const bool slices = c.plan.way != Way::kLibrary || k % (8 * c.plan.splits) == 0;
+    const auto backend = WithPlan(*plain, KeyOf(m, n, k, PlanEpilogue::kScaledRows), c.plan);
+    SCOPED_TRACE(PlanBook::PrintLine(KeyOf(m, n, k, PlanEpilogue::kScaledRows), {c.plan, 0.0}));
+    const Context ctx{backend.get()};
+    const Tensor x = Random(ctx, DType::kBF16, {m, k}, seed++), w = Random(ctx, DType::kBF16, {n, k}, seed++);
+    const Tensor residual = Random(ctx, DType::kF32, {m, n}, seed++), norm = Random(ctx, DType::kF32, {n}, seed++);
+    const Doubles product = Product(ctx, x, w);
+
+    Doubles sums = Widened(ctx.ToFloats(residual)), normed(sums.size());
+    const std::vector<float> weights = ctx.ToFloats(norm);
+    for (int64_t r = 0; r < m; ++r) {
+      double squares = 0.0;
+      for (int64_t i = r * n; i < (r + 1) * n; ++i) {
+        sums[i] += product[i];
+        squares += sums[i] * sums[i];
+      }
+      for (int64_t i = 0; i < n; ++i) {
+        normed[r * n + i] = sums[r * n + i] / std::sqrt(squares / static_cast<double>(n) + kEps) * weights[i];
+      }
+    }
+    const Tensor to = ctx.EmptyF32({m, n});
+    ScaledRows scaled;
+    const auto add = [&] {
+      backend->Copy(residual, to);
+      LinearAdd(ctx, x, w, to, norm, kEps, &scaled);
+    };
+    PoisonNext(ctx, {c.plan.splits, m, n});
+    add();
+    const std::vector<float> got = ctx.ToFloats(to);
+    EXPECT_LE(RelativeError(Widened(got), sums), 5e-6);
+    ASSERT_EQ(static_cast<bool>(scaled.values), slices);
+    EXPECT_FALSE(scaled.squares);
+    // Rounded to bf16 once.
+    if (slices) {
+      EXPECT_LE(RelativeError(Widened(Values(ctx, scaled.values)), normed), 2e-3);
+    }
+    for (int i = 0; i < 5; ++i) {
+      add();
+      ASSERT_EQ(ctx.ToFloats(to), got);
+    }
+    const auto step = backend->Record(add);
+    ASSERT_NE(step, nullptr);
+    backend->Zero(to);
+    step->Run();
+    EXPECT_EQ(ctx.ToFloats(to), got);
   }
 }
 

@@ -53,8 +53,9 @@ TEST(PlanBook, ReadsWhatItPrints) {
   EXPECT_EQ(again->Print(), book.Print());
   EXPECT_EQ(again->Find(kKey), kPlan);
   // Every way and every epilogue has a name.
-  for (const DecomposeKWay way : {DecomposeKWay::kSlices, DecomposeKWay::kFragments, DecomposeKWay::kCluster,
-                                  DecomposeKWay::kExchange, DecomposeKWay::kLibrary, DecomposeKWay::kSkinny}) {
+  for (const DecomposeKWay way :
+       {DecomposeKWay::kSlices, DecomposeKWay::kFragments, DecomposeKWay::kCluster, DecomposeKWay::kExchange,
+        DecomposeKWay::kWarpgroups, DecomposeKWay::kLibrary, DecomposeKWay::kSkinny}) {
     for (const PlanEpilogue epilogue :
          {PlanEpilogue::kElement, PlanEpilogue::kRow, PlanEpilogue::kNone, PlanEpilogue::kNormed,
           PlanEpilogue::kScaledRows, PlanEpilogue::kGlu, PlanEpilogue::kTurn}) {
