@@ -5,8 +5,8 @@
 #   tests/bench/gpu_parity.sh BUILD_DIR OUT_DIR [COMMIT]
 #
 # Needs BUILD_DIR/bin/{kernels_test,golden_test} of the cuda preset and $STILLHOUSE_MODEL; {model,engine,train,compact,corpus}_test
-# beside them run too, all at the same time (nothing is timed), but for the test that compares our books with the driver's,
-# which runs alone; then the sanitizers. Writes OUT_DIR/parity.json and logs; fails if anything failed. SANITIZE=0 leaves
+# beside them run too, all at the same time (nothing is timed), but for tests that ask the driver what it has given, which
+# run alone; then the sanitizers. Writes OUT_DIR/parity.json and logs; fails if anything failed. SANITIZE=0 leaves
 # compute-sanitizer out.
 set -uo pipefail
 bin=$1/bin
@@ -15,7 +15,7 @@ commit=${3:-$(git -C "$(dirname "$0")" rev-parse HEAD 2>/dev/null || echo unknow
 mkdir -p "$out"
 export STILLHOUSE_TEST_DEVICE=cuda STILLHOUSE_TEST_SEED=${STILLHOUSE_TEST_SEED:-1}
 
-alone='DeviceMemoryTest.TheBooks*'
+alone='DeviceMemoryTest.TheBooks*:CudaMemory.IsTheDrivers'
 programs=()
 for name in kernels golden model engine train compact corpus; do
   [ -x "$bin/${name}_test" ] || continue
@@ -26,11 +26,12 @@ for name in kernels golden model engine train compact corpus; do
   ) &
 done
 wait
-if [ -x "$bin/corpus_test" ]; then
-  programs+=(books)
-  timeout 100 "$bin/corpus_test" --gtest_filter="$alone" --gtest_output=json:"$out/books.json" >"$out/books.log" 2>&1
-  echo "books: $?"
-fi
+for name in kernels corpus; do
+  [ -x "$bin/${name}_test" ] || continue
+  programs+=("$name.alone")
+  timeout 100 "$bin/${name}_test" --gtest_filter="$alone" --gtest_output=json:"$out/$name.alone.json" >"$out/$name.alone.log" 2>&1
+  echo "${name}_test, alone: $?"
+done
 
 # Death tests start the program anew, and large products say nothing new about memory: small shapes of each family.
 small='-*DeathTest*:CpuBackend*:ThreadPool*:Gemm*:*Fingerprint*:RopeFrequencies*:SoftmaxState*:UniformDraw*:HalfToFloat*:FloatTo*'
