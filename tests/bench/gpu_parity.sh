@@ -15,7 +15,7 @@ commit=${3:-$(git -C "$(dirname "$0")" rev-parse HEAD 2>/dev/null || echo unknow
 mkdir -p "$out"
 export STILLHOUSE_TEST_DEVICE=cuda STILLHOUSE_TEST_SEED=${STILLHOUSE_TEST_SEED:-1}
 
-alone='DeviceMemoryTest.TheBooks*:CudaMemory.IsTheDrivers'
+alone='DeviceMemoryTest.TheBooks*:DeviceMemoryGrains.*:CudaMemory.IsTheDrivers'
 programs=()
 for name in kernels golden model engine train compact corpus; do
   [ -x "$bin/${name}_test" ] || continue
