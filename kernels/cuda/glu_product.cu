@@ -42,15 +42,7 @@ struct Shared {
 constexpr int kBytes = static_cast<int>(sizeof(Shared)) + 1024;  // room to begin at a multiple of 1024
 constexpr int kStepBytes = (kRows + 2 * kGates) * kRowBytes;
 
-// Places in the ring of stages, and the parity of the round.
-struct Place {
-  int stage = 0, parity = 0;
-  __device__ void Next() {
-    if (++stage < kStages) return;
-    stage = 0;
-    parity ^= 1;
-  }
-};
+using Place = RingPlace<kStages>;
 
 // The tiles of a cluster: rows [row, row + kRows) of the block, gates [gate, gate + kGates).
 class Tiles {

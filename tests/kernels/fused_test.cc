@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cmath>
+#include <functional>
 
 #include "kernels/ops/elementwise.h"
 #include "kernels/ops/matmul.h"
@@ -59,6 +60,24 @@ Doubles Floats(const Context& ctx, const Tensor& t) {
     values = ctx.ToFloats(t);
   }
   return Doubles(values.begin(), values.end());
+}
+
+// Row r of a pass goes to slot `slot_of(r)` of pages [layers, 2, kv_heads, slots, width]; one row is not kept.
+KvRows KeptAt(const Context& ctx, const Tensor& pages, int64_t rows, const std::function<int64_t(int64_t)>& slot_of) {
+  const int64_t bytes = BlockBytes(pages.dtype());
+  std::vector<int64_t> places;
+  for (int64_t r = 0; r < rows; ++r) {
+    const int64_t k = reinterpret_cast<int64_t>(pages.raw()) + slot_of(r) * pages.stride(3) * bytes;
+    places.push_back(r == 2 ? 0 : k);
+    places.push_back(r == 2 ? 0 : k + pages.stride(1) * bytes);
+  }
+  KvRows kv;
+  kv.places = ctx.Empty(DType::kI64, {rows, 2});
+  ctx.backend->Upload(places.data(), kv.places);
+  kv.layer_stride = pages.stride(0);
+  kv.head_stride = pages.stride(2);
+  kv.dtype = pages.dtype();
+  return kv;
 }
 
 // Rows of a few and of many, widths that suit the kernel for few rows and widths that do not.
@@ -219,18 +238,7 @@ TEST_P(Fused, NormsTakeWhatSumsLeave) {
       // In one with the product, or after it.
       const auto turned = [&](const ScaledRows& rows, const Tensor& pages, bool interleaved, bool at_once) {
         ctx.backend->Zero(pages);
-        std::vector<int64_t> places;
-        for (int64_t r = 0; r < m; ++r) {
-          const int64_t at = reinterpret_cast<int64_t>(pages.raw()) + r * head * 2;
-          places.push_back(r == 2 ? 0 : at);
-          places.push_back(r == 2 ? 0 : at + pages.stride(1) * 2);
-        }
-        KvRows kv;
-        kv.places = ctx.Empty(DType::kI64, {m, 2});
-        ctx.backend->Upload(places.data(), kv.places);
-        kv.layer_stride = pages.stride(0);
-        kv.head_stride = pages.stride(2);
-        kv.dtype = pages.dtype();
+        const KvRows kv = KeptAt(ctx, pages, m, [](int64_t r) { return r; });
         const Tensor out = ctx.EmptyF32({m, all});
         QkvRopeArgs turn{out.Reshape({m, heads + 2 * kv_heads, head}), heads, kv_heads, {}, {}, 1e-5f, angles};
         turn.rows = &kv;
@@ -293,20 +301,7 @@ TEST(QkvRope, IsNormsRotationAndAppends) {
           const Tensor k_norm = norms ? Values(ctx, {width}, 5) : Tensor();
           const Tensor pages = ctx.Empty(bf16 ? DType::kBF16 : DType::kF32, {layers, 2, kv_heads, slots, width});
           ctx.backend->Zero(pages);
-          const int64_t bytes = BlockBytes(pages.dtype());
-          // Row r goes to slot (3·r) % slots; one row is not kept.
-          std::vector<int64_t> places;
-          for (int64_t r = 0; r < rows; ++r) {
-            const int64_t k = reinterpret_cast<int64_t>(pages.raw()) + 3 * r % slots * width * bytes;
-            places.push_back(r == 2 ? 0 : k);
-            places.push_back(r == 2 ? 0 : k + pages.stride(1) * bytes);
-          }
-          KvRows kv;
-          kv.places = ctx.Empty(DType::kI64, {rows, 2});
-          ctx.backend->Upload(places.data(), kv.places);
-          kv.layer_stride = pages.stride(0);
-          kv.head_stride = pages.stride(2);
-          kv.dtype = pages.dtype();
+          const KvRows kv = KeptAt(ctx, pages, rows, [](int64_t r) { return 3 * r % slots; });
           const Tensor angles = ctx.EmptyF32({rows, 2 * pairs});
           fused.RopeAngles(*ctx.backend, {positions, angles, &config});
           QkvRopeArgs args{qkv, heads, kv_heads, q_norm, k_norm, 1e-6f, angles, interleaved, &kv, layer};
@@ -363,21 +358,9 @@ TEST(QkvRope, TurnsRowsOfBf16) {
         RandomFill(ctx, {narrow, 1.0f, 3});
         const Doubles values = Floats(ctx, narrow);
         const Tensor wide = ctx.Floats(std::vector<float>(values.begin(), values.end()), narrow.shape());
-        // Row r goes to slot rows − r; one row is not kept.
         const auto turned = [&](const Tensor& qkv, const Tensor& pages) {
           ctx.backend->Zero(pages);
-          std::vector<int64_t> places;
-          for (int64_t r = 0; r < rows; ++r) {
-            const int64_t k = reinterpret_cast<int64_t>(pages.raw()) + (rows - r) * width * 2;
-            places.push_back(r == 2 ? 0 : k);
-            places.push_back(r == 2 ? 0 : k + pages.stride(1) * 2);
-          }
-          KvRows kv;
-          kv.places = ctx.Empty(DType::kI64, {rows, 2});
-          ctx.backend->Upload(places.data(), kv.places);
-          kv.layer_stride = pages.stride(0);
-          kv.head_stride = pages.stride(2);
-          kv.dtype = pages.dtype();
+          const KvRows kv = KeptAt(ctx, pages, rows, [&](int64_t r) { return rows - r; });
           QkvRopeArgs args{qkv, heads, kv_heads, q_norm, k_norm, 1e-6f, angles, interleaved, &kv, layer};
           fused.QkvRope(*ctx.backend, args);
           return Floats(ctx, qkv);

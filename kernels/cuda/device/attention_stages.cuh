@@ -63,15 +63,7 @@ __device__ __forceinline__ int TileByte(int row, int chunk) {
   return chunk / 8 * kBlockBytes + row * 128 + ((chunk % 8 ^ (row & 7)) << 4);
 }
 
-// Places in a ring of stages, one after the other, and the parity of the round.
-struct Place {
-  int stage = 0, parity = 0;
-  __device__ void Next() {
-    if (++stage < kStages) return;
-    stage = 0;
-    parity ^= 1;
-  }
-};
+using Place = RingPlace<kStages>;
 
 // Half a tile; zeros from row `slots` on.
 __device__ __forceinline__ void LoadRows(char* tile, const Bf16* from, int64_t row, int slots) {

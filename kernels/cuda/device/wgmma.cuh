@@ -156,6 +156,17 @@ __device__ __forceinline__ void WaitPhase(uint64_t* barrier, int parity) {
       : "memory");
 }
 
+// Places in a ring of stages, one after the other, and the parity of the round: what WaitPhase takes.
+template <int kStages>
+struct RingPlace {
+  int stage = 0, parity = 0;
+  __device__ void Next() {
+    if (++stage < kStages) return;
+    stage = 0;
+    parity ^= 1;
+  }
+};
+
 }  // namespace stillhouse::cuda
 
 #endif  // STILLHOUSE_KERNELS_CUDA_DEVICE_WGMMA_CUH_
