@@ -113,15 +113,16 @@ TEST(LinearPlan, LinearRunsDecomposeKWhereAPlanSaysSo) {
   EXPECT_EQ(ctx.ToFloats(Linear(ctx, row, w)), before.ToFloats(Linear(before, row, w)));
 }
 
+using Way = DecomposeKWay;
+struct Case {
+  int64_t m, n, k;
+  DecomposeKPlan plan;
+};
+
 // Every way, with a bias and without, also into a row that is a part of a wider one, and in steps that are recorded.
 TEST(LinearPlan, EveryWayIsTheProduct) {
   const auto plain = MakeBf16Backend();
   if (!plain) GTEST_SKIP() << "no bf16 storage here";
-  struct Case {
-    int64_t m, n, k;
-    DecomposeKPlan plan;
-  };
-  using Way = DecomposeKWay;
   const Case kCases[] = {
       {1, 40, 4096, {Way::kSlices, 16, 16, 16}},       {1, 48, 4096, {Way::kExchange, 16, 16, 16}},
       {7, 56, 4096, {Way::kExchange, 16, 32, 32}},     {16, 72, 4096, {Way::kExchange, 16, 64, 64}},
@@ -231,11 +232,6 @@ TEST(LinearPlan, FusedOpsGoApartWhereAPlanSaysSo) {
 TEST(LinearPlan, NormsAddSlicesUp) {
   const auto plain = MakeBf16Backend();
   if (!plain) GTEST_SKIP() << "no bf16 storage here";
-  struct Case {
-    int64_t m, n, k;
-    DecomposeKPlan plan;
-  };
-  using Way = DecomposeKWay;
   const Case kCases[] = {
       {17, 324, 4096, {Way::kLibrary, 16, 16, 2}},  {33, 4096, 2048, {Way::kLibrary, 64, 96, 4}},
       {64, 580, 2688, {Way::kLibrary, 16, 16, 7}},  {64, 1024, 4096, {Way::kSlices, 32, 64, 5}},
