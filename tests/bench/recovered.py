@@ -40,12 +40,13 @@ def main():
     parser.add_argument("--gpus", type=int, default=1, help="builds take turns on them")
     parser.add_argument("--parallel", type=int, default=1, help="builds at a time; their seconds then say little")
     parser.add_argument("--machine", required=True)
+    parser.add_argument("--commit", help="that was built; the checkout's own if left out")
     parser.add_argument("--out", required=True)
     args = parser.parse_args()
 
     subjects = [["--squad", args.squad, "--articles", a] for a in args.articles.split(",") if a]
     subjects += [["--document", d, "--questions", q] for d, q in zip(args.document, args.questions, strict=True)]
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
+    commit = args.commit or subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True).stdout.strip()
     result = {"commit": commit, "date": datetime.date.today().isoformat(), "machine": args.machine,
               "command": "tests/bench/recovered.py PROGRAM MODEL --squad SQUAD --articles " + args.articles + "".join(
                   f" --document {os.path.basename(d)}" for d in args.document) + "".join(f" --build {b}" for b in args.build)
@@ -83,7 +84,8 @@ def main():
             done = subprocess.run([args.program, "--model", args.model, *subject, "--methods", method, "--profiles", profile,
                                    "--ratios", ratio, "--max-questions", str(args.max_questions), "--threads", str(args.threads),
                                    "--device", args.device, "--gpu-weights", args.gpu_weights, "--output", out.name],
-                                  env={**os.environ, **({"CUDA_VISIBLE_DEVICES": str(job % args.gpus)} if args.gpus > 1 else {})}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+                                  env={**os.environ, **({"CUDA_VISIBLE_DEVICES": str(job % args.gpus)} if args.gpus > 1 else {})},
+                                  stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
             if done.returncode != 0:
                 print(f"{' '.join(subject)}, {build}: failed: {done.stderr[-500:]}", file=sys.stderr, flush=True)
                 return False
