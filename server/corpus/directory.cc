@@ -374,8 +374,14 @@ class Directory::Impl {
   }
 
   // Promises `bytes` of the budget to a load. Least recently used memories that nobody holds go until they fit; waits
-  // for those that are being copied. RESOURCE_EXHAUSTED if memories in use leave no room.
+  // for those that are being copied. RESOURCE_EXHAUSTED if memories in use leave no room, or the budget never has it.
   absl::Status MakeRoom(std::unique_lock<std::mutex>* lock, int64_t bytes, Load* load) {
+    // One that can never fit drives nothing out.
+    if (bytes > options_.budget_bytes) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "the memory needs ", bytes, " bytes, and all memories together have a budget of ", options_.budget_bytes,
+          ": build it with fewer slots, or give the server more (--resident-memory)"));
+    }
     while (true) {
       const int64_t missing = UsedLocked() + bytes - options_.budget_bytes;
       if (missing <= 0) {

@@ -175,6 +175,17 @@ TEST_F(DirectoryTest, LeastRecentlyUsedGoesFirstAndPinnedStay) {
   EXPECT_TRUE(directory->IsResident("acme", "book", "a"));
 }
 
+TEST_F(DirectoryTest, WhatCanNeverFitDrivesNothingOut) {
+  Put("small", *MakeMemory(4, 1.0f), rig_->prints);
+  Put("large", *MakeMemory(64, 1.0f), rig_->prints);
+  auto directory = MakeDirectory(2 * BytesLoaded(4, *rig_->backend));
+  ASSERT_TRUE(directory->Pin("acme", "book", "small").ok());
+  const absl::Status status = directory->Pin("acme", "book", "large").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("--resident-memory"));
+  EXPECT_TRUE(directory->IsResident("acme", "book", "small"));
+}
+
 TEST_F(DirectoryTest, AHeldMemoryOutlivesItsName) {
   const ArtifactRow row = Put("a", *MakeMemory(16, 1.0f), rig_->prints);
   const int64_t bytes = PackMemory(rig_->ctx, *MakeMemory(16, 0.0f), DType::kF32)->allocated_bytes();
