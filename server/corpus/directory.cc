@@ -142,7 +142,10 @@ class Directory::Impl {
       }
       if (load->stale) continue;
       const bool warm = tier[0] == 'h';
-      if (load->status.ok()) observer_->OnLoad(tier, took);
+      if (load->status.ok()) {
+        observer_->OnLoad(tier, took);
+        observer_->OnResident(load->pinned.header);
+      }
       observer_->OnRoute(method.empty() ? "UNKNOWN" : method, !load->status.ok() ? "failed" : warm ? "warm" : "cold");
       if (!load->status.ok()) return load->status;
       return load->pinned;
@@ -174,6 +177,11 @@ class Directory::Impl {
       load->stale = true;
     }
     EndLoadLocked(key, load);
+    lock.unlock();
+    if (!load->stale) observer_->OnResident(header);
+    // Who deleted or replaced it between the store's commit and here forgot what was not there yet.
+    const absl::StatusOr<ArtifactRow> now = store_->GetArtifact(tenant, corpus_id, cache_id);
+    if (!now.ok() || now->etag != row.etag) Forget(tenant, corpus_id, cache_id);
   }
 
   void Forget(std::string_view tenant, std::string_view corpus_id, std::string_view cache_id) {

@@ -53,6 +53,7 @@ class DirectoryObserver {
   // outcome: hot (resident), warm (from the host tier), cold (from the store), failed.
   virtual void OnRoute(std::string_view method, std::string_view outcome) {}
   virtual void OnLoad(std::string_view tier, absl::Duration duration) {}  // tier: host, disk
+  virtual void OnResident(const ArtifactHeader& header) {}                // a memory was loaded, or published
   virtual void OnChecksumFailure() {}
 };
 

@@ -201,6 +201,7 @@ class Restarts(unittest.TestCase):
         self.server.start()
         self.assertEqual(self.ask(operation.cache), before)
         self.assertEqual(self.server.metric("stillhouse_cache_route_total", outcome="cold"), 1)
+        self.assertGreaterEqual(self.server.metric("stillhouse_compression_ratio_count"), 1)
 
     def test_caches_that_left_come_back_from_host_memory(self):
         names = []

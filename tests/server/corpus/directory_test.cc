@@ -238,5 +238,31 @@ TEST_F(DirectoryTest, PublishReplacesAtOnce) {
   EXPECT_EQ(old->memory->slots, 4);
 }
 
+TEST_F(DirectoryTest, WhatLeftTheStoreBeforeItWasPublishedIsNotServed) {
+  const ArtifactRow deleted = Put("a", *MakeMemory(4, 1.0f), rig_->prints);
+  const ArtifactRow replaced = Put("b", *MakeMemory(4, 1.0f), rig_->prints);
+  auto directory = MakeDirectory(1 << 24);
+  const ArtifactHeader header = directory->Pin("acme", "book", "a")->header;
+  ASSERT_TRUE(rig_->store->DeleteArtifact("acme", "book", "a", "").ok());
+  directory->Forget("acme", "book", "a");
+  directory->Publish("acme", "book", "a", deleted, header, MakeMemory(4, 1.0f));
+  EXPECT_FALSE(directory->IsResident("acme", "book", "a"));
+  EXPECT_EQ(directory->Pin("acme", "book", "a").status().code(), absl::StatusCode::kNotFound);
+  Put("b", *MakeMemory(6, 2.0f), rig_->prints);
+  directory->Publish("acme", "book", "b", replaced, header, MakeMemory(4, 1.0f));
+  EXPECT_EQ(directory->Pin("acme", "book", "b")->memory->slots, 6);
+}
+
+TEST_F(DirectoryTest, TheObserverSeesWhatBecomesResident) {
+  const ArtifactRow row = Put("a", *MakeMemory(5, 1.0f), rig_->prints);
+  CountingObserver observer;
+  auto directory = MakeDirectory(1 << 24, &observer);
+  ArtifactHeader header = directory->Pin("acme", "book", "a")->header;
+  ASSERT_TRUE(directory->Pin("acme", "book", "a").ok());  // it is there already
+  header.slots = 6;
+  directory->Publish("acme", "book", "a", row, header, MakeMemory(6, 1.0f));
+  EXPECT_THAT(observer.resident_slots, ::testing::ElementsAre(5, 6));
+}
+
 }  // namespace
 }  // namespace stillhouse
