@@ -272,7 +272,7 @@ class Store {
   virtual absl::StatusOr<TenantUsage> GetUsage(std::string_view tenant) = 0;
   virtual absl::StatusOr<StoreBytes> GetStoreBytes() = 0;
   // Removes idle uploads, old finished operations, stale temporary files and blobs that no row and no reader holds. Run
-  // at open; safe at any time.
+  // at open; safe at any time (garbage_collector.h).
   virtual absl::Status CollectGarbage() = 0;
 };
 
