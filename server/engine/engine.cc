@@ -108,7 +108,9 @@ class Engine::Impl {
     Lane& lane = LaneOf(sequence->request.priority);
     const bool interactive = sequence->request.priority == Priority::kInteractive;
     if (interactive && draining_) return absl::UnavailableError("the server is stopping: try another one");
-    if (interactive && static_cast<int64_t>(lane.waiting.size()) >= options_.max_waiting) {
+    // Those that have a place, and were not seen by the engine's thread yet, do not wait.
+    const int64_t places = options_.max_sequences - static_cast<int64_t>(lane.running.size());
+    if (interactive && static_cast<int64_t>(lane.waiting.size()) >= options_.max_waiting + places) {
       return absl::UnavailableError(
           absl::StrCat("the server's queue is full (", options_.max_waiting, " requests wait): try again in a moment"));
     }

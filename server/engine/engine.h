@@ -41,7 +41,7 @@ class EngineObserver {
 struct EngineOptions {
   int64_t max_sequences = 16;            // interactive ones at once
   int64_t max_background_sequences = 0;  // 0: 32 on a processor, 256 on a GPU
-  int64_t max_waiting = 256;             // queue length; more is refused
+  int64_t max_waiting = 256;             // beside those that have a place; more is refused
   int64_t prefill_chunk = 0;  // prompt rows per step while others decode; 0: 256 on a processor, 2048 on a GPU
   int64_t page_budget_bytes = int64_t{1} << 30;
   int64_t context_limit = 0;  // positions; 0: the model's

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <thread>
 
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -339,6 +340,38 @@ TEST_F(EngineTest, AFullQueueRefuses) {
     refused = handle.status();
   }
   EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
+  for (const auto& handle : handles) engine->Cancel(handle);
+  for (size_t i = 0; i < handles.size(); ++i) EXPECT_TRUE(sinks[i]->WaitFinished());
+}
+
+TEST_F(EngineTest, WithoutAQueueThePlacesAreStillGiven) {
+  EngineOptions options;
+  options.max_sequences = 4;
+  options.max_waiting = 0;
+  auto engine = Start(options);
+  // They come while the engine's thread is busy.
+  absl::Notification busy, go_on;
+  std::thread task([&] {
+    const auto wait = [&](const Context&) {
+      busy.Notify();
+      go_on.WaitForNotification();
+      return absl::OkStatus();
+    };
+    EXPECT_TRUE(engine->Execute(Priority::kInteractive, wait).ok());
+  });
+  busy.WaitForNotification();
+  std::vector<std::shared_ptr<Collector>> sinks;
+  std::vector<GenerationHandle> handles;
+  for (int i = 0; i < 4; ++i) {
+    sinks.push_back(std::make_shared<Collector>());
+    auto handle = engine->Submit(Request(Prompt("q"), 400), sinks.back());
+    EXPECT_TRUE(handle.ok()) << handle.status();
+    if (handle.ok()) handles.push_back(*handle);
+  }
+  EXPECT_EQ(engine->Submit(Request(Prompt("q"), 400), std::make_shared<Collector>()).status().code(),
+            absl::StatusCode::kUnavailable);
+  go_on.Notify();
+  task.join();
   for (const auto& handle : handles) engine->Cancel(handle);
   for (size_t i = 0; i < handles.size(); ++i) EXPECT_TRUE(sinks[i]->WaitFinished());
 }
