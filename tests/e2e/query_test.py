@@ -196,21 +196,22 @@ class Lifetimes(ServerCase):
         running = self.long_query()
         next(running)
         queued = self.server.query_stream("queued", max_tokens=4)
-        time.sleep(0.05)
+        next(queued)  # accepted, so it is in the queue
         queued.cancel()
         running.cancel()
         self.eventually(self.at_rest, what="memory back")
 
     def test_a_deadline_that_passes_in_the_queue_is_never_executed(self):
         before = self.server.metric("stillhouse_tokens_total", kind="completion")
-        running = [self.server.query_stream("long", max_tokens=500, ignore_eos=True) for _ in range(3)]
-        for r in running:
-            threading.Thread(target=lambda r=r: list(r), daemon=True).start()
+        running = [self.server.query_stream("long", max_tokens=100, ignore_eos=True) for _ in range(3)]
+        for stream in running:
+            next(stream)  # accepted, so it is before the late one
         with self.assert_code(CODE.DEADLINE_EXCEEDED):
-            list(self.server.query_stream("late", max_tokens=500, ignore_eos=True, timeout=0.001))
-        for r in running:
-            r.cancel()
-        del before
+            list(self.server.query_stream("late", max_tokens=100, ignore_eos=True, timeout=0.02))
+        for stream in running:
+            list(stream)
+        self.eventually(self.at_rest)
+        self.assertEqual(self.server.metric("stillhouse_tokens_total", kind="completion") - before, 300)
 
     def test_a_full_queue_refuses_with_unavailable(self):
         streams = [self.long_query() for _ in range(12)]
