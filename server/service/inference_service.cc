@@ -33,6 +33,7 @@ absl::Status Score(ServiceContext* service, const grpc::CallbackServerContext& c
   ScoreRequest request;
   request.top = in.logprobs();
   request.deadline = Deadline(context);
+  request.cancelled = [&context] { return context.IsCancelled(); };
   request.continuation = service->tokenizer->Encode(in.continuation());
   if (request.continuation.empty()) return BadField("continuation", "has no tokens in the model's vocabulary");
   std::vector<ChatMessage> messages;
