@@ -1,10 +1,11 @@
 """Queries, seen from outside."""
+import subprocess
 import threading
 import time
 import uuid
 
 import grpc
-from harness import DOCUMENT, Answer, ServerCase, cache_name
+from harness import BUILD, DOCUMENT, Answer, ServerCase, cache_name
 from stillhouse.v1 import caches_pb2, inference_pb2, types_pb2
 
 CONTEXT = 512  # of the tiny model
@@ -158,6 +159,16 @@ class Limits(ServerCase):
         for a, b in zip(score.tokens, answer.infos):
             self.assertAlmostEqual(a.logprob, b.logprob, places=3)
         self.assertAlmostEqual(score.total_logprob, sum(t.logprob for t in score.tokens), places=4)
+
+
+class CommandLine(ServerCase):
+    def test_output_that_cannot_be_written_is_an_error(self):
+        for flags in ((), ("--json",)):
+            with open("/dev/full", "wb") as full:
+                run = subprocess.run([f"{BUILD}/bin/stillhouse", *flags, "--address", self.server.address, "tokenize", "hi"],
+                                     stdout=full, stderr=subprocess.PIPE, text=True)
+            self.assertNotEqual(run.returncode, 0, flags)
+            self.assertIn("Standard output cannot be written.", run.stderr)
 
 
 class Lifetimes(ServerCase):
