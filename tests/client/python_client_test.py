@@ -155,8 +155,11 @@ class PythonClientTest(unittest.TestCase):
         self.assertEqual(caught.exception.reason, "CACHE_NOT_FOUND")
 
     def test_keys_stay_home_without_tls(self):
-        with self.assertRaises(ValueError):
-            stillhouse.Client("example.org:7070", key="secret")
+        for address in ("example.org:7070", "127.example.org:7070", "localhost.example.org:7070", "0.0.0.0:7070"):
+            with self.assertRaises(ValueError, msg=address):
+                stillhouse.Client(address, key="secret")
+        for address in ("localhost:7070", "127.0.0.2:7070", "[::1]:7070", "unix:/run/stillhouse"):
+            stillhouse.Client(address, key="secret").close()
 
 
 if __name__ == "__main__":
