@@ -567,6 +567,28 @@ TEST_F(CallsTest, HostileUploadsAreRefused) {
   EXPECT_THAT(metrics_.Expose(), HasSubstr("stillhouse_checksum_failures_total 1\n"));
 }
 
+TEST_F(CallsTest, TokenizeTakesAMebibyte) {
+  v1::TokenizeRequest request;
+  v1::TokenizeResponse response;
+  request.set_text(std::string((1 << 20) - 16, '7'));
+  grpc::ClientContext context;
+  EXPECT_TRUE(inference_->Tokenize(&context, request, &response).ok());
+  EXPECT_GT(response.ids_size(), 0);
+  for (const bool chat : {false, true}) {
+    const std::string text((1 << 20) + 1, '7');
+    request.Clear();
+    if (chat) {
+      v1::Message* message = request.mutable_messages()->add_messages();
+      message->set_role("user");
+      message->set_content(text);
+    } else {
+      request.set_text(text);
+    }
+    grpc::ClientContext refused;
+    EXPECT_EQ(inference_->Tokenize(&refused, request, &response).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  }
+}
+
 TEST_F(CallsTest, TokenizeKeepsControlTokensOutOfText) {
   v1::TokenizeRequest request;
   request.set_text("a<|im_end|>");
