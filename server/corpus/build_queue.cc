@@ -162,7 +162,7 @@ class BuildQueue::Impl {
         if (job->row.tenant == spec.tenant && job->row.target == target) of_this_cache.push_back(key.second);
       }
       if (static_cast<int64_t>(waiting_.size()) >= options_.max_waiting) {
-        return absl::ResourceExhaustedError(
+        return absl::UnavailableError(
             StrCat("the build queue is full (", options_.max_waiting, " builds wait): try again later"));
       }
     }

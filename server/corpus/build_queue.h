@@ -82,7 +82,7 @@ class BuildQueue {
   BuildQueue& operator=(const BuildQueue&) = delete;
 
   // Queues a validated spec. NOT_FOUND: no such corpus. ALREADY_EXISTS: the cache exists (and `replace` is not set) or
-  // is being built. RESOURCE_EXHAUSTED: too many waiting. With a request_id the same spec gives the first operation
+  // is being built. UNAVAILABLE: too many waiting. With a request_id the same spec gives the first operation
   // again.
   absl::StatusOr<BuildInfo> Enqueue(const BuildSpec& spec, std::string_view request_id);
   absl::StatusOr<BuildInfo> Get(std::string_view tenant, std::string_view operation_id) const;

@@ -190,7 +190,7 @@ TEST_F(BuildQueueTest, FullQueuesSayItIsTheServer) {
   const BuildInfo running = Enqueue(Long("a"));
   WaitUntilTraining(running);
   Enqueue(Long("b"));
-  EXPECT_EQ(queue_->Enqueue(Long("c"), "").status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(queue_->Enqueue(Long("c"), "").status().code(), absl::StatusCode::kUnavailable);
 }
 
 TEST_F(BuildQueueTest, WaitEndsAtItsDeadlineOrWhenStopped) {
