@@ -118,6 +118,12 @@ class Builds(ServerCase):
         with self.assert_code(CODE.INVALID_ARGUMENT, CODE.ALREADY_EXISTS):
             self.server.build("doc", "other", types_pb2.FULL, request_id=request_id)
 
+    def test_a_question_that_does_not_fit_ends_with_a_sentence(self):
+        question = "x" + "é" * 200
+        operation = self.server.build("doc", "asked", types_pb2.FULL,
+                                      evaluation=caches_pb2.EvaluationOptions(questions=[question]))
+        self.assertIn("that begins \"x" + "é" * 19 + "\"", operation.error.message)
+
     def test_refusals(self):
         with self.assert_code(CODE.NOT_FOUND):
             self.server.build("missing", "x", types_pb2.FULL)
