@@ -363,11 +363,7 @@ class Engine::Impl {
     for (const auto& s : lane->running) running.push_back(s.get());
     const bool measure = interactive && stats_.steps % kMeasureEvery == 0;
     lock->unlock();
-    const absl::Time begin = absl::Now();
     StepRunner::Result step = steps_->Run(running, priority, measure);
-    if (options_.observer && interactive) {
-      options_.observer->OnStep(step.prefill_tokens, step.decode_tokens, absl::Now() - begin);
-    }
     lock->lock();
     stats_.recorded_steps = steps_->recordings().steps;
     stats_.recordings = steps_->recordings().recordings;

@@ -33,7 +33,6 @@ struct EngineStats {
 class EngineObserver {
  public:
   virtual ~EngineObserver() = default;
-  virtual void OnStep(int64_t prefill_tokens, int64_t decode_tokens, absl::Duration duration) {}
   virtual void OnTokenGap(absl::Duration gap) {}  // between two tokens of one interactive sequence
   virtual void OnFinished(Priority priority, FinishReason reason, const GenerationUsage& usage) {}
 };
