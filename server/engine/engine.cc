@@ -100,7 +100,6 @@ class Engine::Impl {
     sequence->request = std::move(request);
     sequence->sink = std::move(sink);
     sequence->submitted = absl::Now();
-    sequence->usage.prompt_tokens = prompt;
     for (const auto& memory : sequence->request.memories) sequence->usage.stored_slots += memory->slots;
 
     std::lock_guard<std::mutex> lock(mutex_);
@@ -320,6 +319,7 @@ class Engine::Impl {
       lane->committed_pages += s->pages;
       s->started = absl::Now();
       s->usage.queue_time = s->started - s->submitted;
+      s->usage.prompt_tokens = static_cast<int64_t>(s->request.prompt.size());
       lane->running.push_back(std::move(s));
     }
   }

@@ -320,6 +320,7 @@ TEST_F(EngineTest, ADeadlineInTheQueueIsNeverExecuted) {
   ASSERT_TRUE(engine->Submit(std::move(late), sink).ok());
   ASSERT_TRUE(sink->WaitFinished());
   EXPECT_EQ(sink->status_.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(sink->usage_.prompt_tokens, 0);
   EXPECT_EQ(sink->usage_.completion_tokens, 0);
   engine->Cancel(*first);
   ASSERT_TRUE(running->WaitFinished());
