@@ -89,7 +89,8 @@ class Directory::Impl {
   absl::StatusOr<PinnedMemory> Pin(std::string_view tenant, std::string_view corpus_id, std::string_view cache_id) {
     Key key{tenant, corpus_id, cache_id};
     if (cache_id.empty()) {
-      STILLHOUSE_ASSIGN_OR_RETURN(std::get<2>(key), Newest(tenant, corpus_id));
+      STILLHOUSE_ASSIGN_OR_RETURN(const ArtifactRow newest, store_->GetNewestArtifact(tenant, corpus_id));
+      std::get<2>(key) = newest.cache_id;
     }
     while (true) {
       std::shared_ptr<Load> load;
@@ -285,26 +286,6 @@ class Directory::Impl {
     pinned.behind_another = std::shared_ptr<const Memory>(resident.memory, resident.behind_another);
     pinned.load_time = absl::ZeroDuration();
     return pinned;
-  }
-
-  absl::StatusOr<std::string> Newest(std::string_view tenant, std::string_view corpus_id) {
-    STILLHOUSE_RETURN_IF_ERROR(store_->GetCorpus(tenant, corpus_id).status());
-    std::string newest;
-    absl::Time time = absl::InfinitePast();
-    PageRequest page;
-    page.page_size = 1000;
-    do {
-      STILLHOUSE_ASSIGN_OR_RETURN(const Page<ArtifactRow> rows, store_->ListArtifacts(tenant, corpus_id, page));
-      for (const ArtifactRow& row : rows.rows) {
-        if (!row.quarantined && row.create_time >= time) {
-          newest = row.cache_id;
-          time = row.create_time;
-        }
-      }
-      page.page_token = rows.next_page_token;
-    } while (!page.page_token.empty());
-    if (newest.empty()) return absl::NotFoundError("the corpus has no cache yet: build one first");
-    return newest;
   }
 
   Resident& KeepLocked(const Key& key, Resident resident) {
