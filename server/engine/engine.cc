@@ -106,7 +106,6 @@ class Engine::Impl {
     if (stop_) return absl::UnavailableError("the server is stopping");
     Lane& lane = LaneOf(sequence->request.priority);
     const bool interactive = sequence->request.priority == Priority::kInteractive;
-    if (interactive && draining_) return absl::UnavailableError("the server is stopping: try another one");
     // Those that have a place, and were not seen by the engine's thread yet, do not wait.
     const int64_t places = options_.max_sequences - static_cast<int64_t>(lane.running.size());
     if (interactive && static_cast<int64_t>(lane.waiting.size()) >= options_.max_waiting + places) {
@@ -138,17 +137,6 @@ class Engine::Impl {
     wake_.notify_one();
     task_done_.wait(lock, [&] { return task.done; });
     return task.status;
-  }
-
-  bool Drain(absl::Time deadline) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    draining_ = true;
-    while (!interactive_.idle()) {
-      const absl::Duration left = deadline - absl::Now();
-      if (left <= absl::ZeroDuration()) return false;
-      drained_.wait_for(lock, absl::ToChronoNanoseconds(std::min(left, absl::Hours(1))));
-    }
-    return true;
   }
 
   EngineStats stats() {
@@ -353,7 +341,6 @@ class Engine::Impl {
     task->status = std::move(status);
     task->done = true;
     task_done_.notify_all();
-    drained_.notify_all();
   }
 
   void RunStep(std::unique_lock<std::mutex>* lock, Lane* lane, Priority priority) {
@@ -390,10 +377,7 @@ class Engine::Impl {
 
   // Frees what the sequences held, then tells their sinks, without the lock.
   void Deliver(std::unique_lock<std::mutex>* lock, std::vector<Finished> finished) {
-    if (finished.empty()) {
-      drained_.notify_all();
-      return;
-    }
+    if (finished.empty()) return;
     lock->unlock();
     const Span span("deliver");
     for (Finished& f : finished) {
@@ -418,7 +402,6 @@ class Engine::Impl {
     }
     finished.clear();
     lock->lock();
-    drained_.notify_all();
   }
 
   Context ctx_;
@@ -429,14 +412,13 @@ class Engine::Impl {
   int64_t context_limit_ = 0;
 
   std::mutex mutex_;
-  std::condition_variable wake_, task_done_, drained_;
+  std::condition_variable wake_, task_done_;
   Lane interactive_, background_;
   std::set<uint64_t> cancelled_;
   FairShares shares_;
   TurnKeeper turns_;
   EngineStats stats_;
   uint64_t next_id_ = 1;
-  bool draining_ = false;
   bool stop_ = false;
   bool task_toggle_ = false;
   std::thread thread_;  // last: it uses everything above
@@ -462,7 +444,6 @@ absl::Status Engine::Execute(Priority priority, const std::function<absl::Status
                              absl::Time deadline) {
   return impl_->Execute(priority, task, deadline);
 }
-bool Engine::Drain(absl::Time deadline) { return impl_->Drain(deadline); }
 EngineStats Engine::stats() const { return impl_->stats(); }
 const Weights& Engine::weights() const { return impl_->weights(); }
 const EngineOptions& Engine::options() const { return impl_->options(); }

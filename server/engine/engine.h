@@ -67,7 +67,7 @@ class GenerationHandle {
 };
 
 // Continuous batching: each step Plan (pure, scheduler.h) → Run (Forward, Sample) → Commit. The engine knows memories,
-// never where they come from. All methods may be called from any thread; nothing blocks but Execute, Drain and the
+// never where they come from. All methods may be called from any thread; nothing blocks but Execute and the
 // destructor.
 class Engine {
  public:
@@ -92,10 +92,6 @@ class Engine {
   // memory, to be dropped.
   absl::Status Execute(Priority priority, const std::function<absl::Status(const Context&)>& task,
                        absl::Time deadline = absl::InfiniteFuture());
-
-  // Refuses new interactive requests and waits until the running ones end or `deadline`; false if some were still
-  // running.
-  bool Drain(absl::Time deadline);
 
   EngineStats stats() const;
   const Weights& weights() const;

@@ -478,15 +478,6 @@ TEST_F(EngineTest, WorkThatTheDeviceHasNoMemoryForFailsAloneAndQueriesGoOn) {
   EXPECT_EQ(engine->stats().pages_free, engine->stats().pages_total);
 }
 
-TEST_F(EngineTest, DrainWaitsAndThenRefuses) {
-  auto engine = Start();
-  auto sink = std::make_shared<Collector>();
-  ASSERT_TRUE(engine->Submit(Request(Prompt("to the end"), 50), sink).ok());
-  EXPECT_TRUE(engine->Drain(absl::Now() + absl::Seconds(60)));
-  EXPECT_EQ(sink->ids().size(), 50u);
-  EXPECT_EQ(engine->Submit(Request(Prompt("x"), 1), sink).status().code(), absl::StatusCode::kUnavailable);
-}
-
 TEST_F(EngineTest, DestructionEndsEverything) {
   auto engine = Start();
   std::vector<std::shared_ptr<Collector>> sinks;
