@@ -237,6 +237,8 @@ class Store {
   // corpus_id empty: those of all corpora.
   virtual absl::StatusOr<Page<ArtifactRow>> ListArtifacts(std::string_view tenant, std::string_view corpus_id,
                                                           const PageRequest& page) = 0;
+  // The corpus's newest that is not quarantined. NOT_FOUND if it has none.
+  virtual absl::StatusOr<ArtifactRow> GetNewestArtifact(std::string_view tenant, std::string_view corpus_id) = 0;
   // FAILED_PRECONDITION if it is quarantined. The size is checked here; the content by OpenArtifact (artifact.h).
   virtual absl::StatusOr<StoredArtifact> OpenArtifactFile(std::string_view tenant, std::string_view corpus_id,
                                                           std::string_view cache_id) = 0;
@@ -272,7 +274,7 @@ class Store {
   virtual absl::StatusOr<TenantUsage> GetUsage(std::string_view tenant) = 0;
   virtual absl::StatusOr<StoreBytes> GetStoreBytes() = 0;
   // Removes idle uploads, old finished operations, stale temporary files and blobs that no row and no reader holds. Run
-  // at open; safe at any time.
+  // at open; safe at any time (garbage_collector.h).
   virtual absl::Status CollectGarbage() = 0;
 };
 

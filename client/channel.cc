@@ -1,5 +1,6 @@
 #include "client/channel.h"
 
+#include <arpa/inet.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/security/credentials.h>
@@ -69,8 +70,11 @@ std::string NewRequestId() {
 
 bool IsLocalAddress(absl::string_view address) {
   if (absl::StartsWith(address, "unix:")) return true;
-  const absl::string_view host = address.substr(0, address.rfind(':'));
-  return host == "localhost" || host == "[::1]" || absl::StartsWith(host, "127.");
+  const std::string host(address.substr(0, address.rfind(':')));
+  if (host == "localhost" || host == "[::1]") return true;
+  in_addr v4{};
+  // inet_pton takes four plain decimal numbers only, so "127.evil.example" is a host name.
+  return inet_pton(AF_INET, host.c_str(), &v4) == 1 && (ntohl(v4.s_addr) >> 24) == 127;
 }
 
 Cancellation::Cancellation() : state_(std::make_shared<State>()) {}

@@ -81,6 +81,21 @@ struct Client::Impl {
     }
   }
 
+  // The same for a deletion: when an answer was lost, a repetition may find that the deletion was done.
+  template <typename Response, typename Call>
+  absl::Status Delete(Call call) {
+    bool lost = false;
+    for (int attempt = 1;; ++attempt) {
+      grpc::ClientContext context;
+      Prepare(context);
+      Response response;
+      const absl::Status status = Translate(call(&context, &response));
+      if (status.ok() || (lost && absl::IsNotFound(status))) return absl::OkStatus();
+      lost = lost || OriginOf(status) == Origin::kTransport;
+      if (!Retry(status, attempt)) return status;
+    }
+  }
+
   // All pages of a list. `fetch(context, page_size, token, response)`, `take(response)` moves the items out.
   template <typename Item, typename Response, typename Fetch, typename Take>
   absl::StatusOr<std::vector<Item>> Pages(int64_t limit, Fetch fetch, Take take) {

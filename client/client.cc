@@ -47,10 +47,8 @@ absl::Status Client::DeleteCorpus(const std::string& name, bool force) {
   v1::DeleteCorpusRequest request;
   request.set_name(name);
   request.set_force(force);
-  return impl_
-      ->Unary<v1::DeleteCorpusResponse>(
-          [&](auto* context, auto* response) { return impl_->corpora->DeleteCorpus(context, request, response); })
-      .status();
+  return impl_->Delete<v1::DeleteCorpusResponse>(
+      [&](auto* context, auto* response) { return impl_->corpora->DeleteCorpus(context, request, response); });
 }
 
 absl::StatusOr<v1::Operation> Client::Build(v1::BuildCacheRequest request) {
@@ -88,10 +86,8 @@ absl::StatusOr<std::vector<v1::Cache>> Client::ListCaches(const std::string& cor
 absl::Status Client::DeleteCache(const std::string& name) {
   v1::DeleteCacheRequest request;
   request.set_name(name);
-  return impl_
-      ->Unary<v1::DeleteCacheResponse>(
-          [&](auto* context, auto* response) { return impl_->caches->DeleteCache(context, request, response); })
-      .status();
+  return impl_->Delete<v1::DeleteCacheResponse>(
+      [&](auto* context, auto* response) { return impl_->caches->DeleteCache(context, request, response); });
 }
 
 absl::StatusOr<v1::Finish> Client::Query(const v1::QueryRequest& wanted,
@@ -266,10 +262,8 @@ absl::StatusOr<std::vector<v1::Tenant>> Client::ListTenants(int64_t limit) {
 absl::Status Client::DeleteTenant(const std::string& name) {
   v1::DeleteTenantRequest request;
   request.set_name(name);
-  return impl_
-      ->Unary<v1::DeleteTenantResponse>(
-          [&](auto* context, auto* response) { return impl_->tenants->DeleteTenant(context, request, response); })
-      .status();
+  return impl_->Delete<v1::DeleteTenantResponse>(
+      [&](auto* context, auto* response) { return impl_->tenants->DeleteTenant(context, request, response); });
 }
 
 absl::StatusOr<v1::Key> Client::CreateKey(const std::string& tenant, const std::string& display_name) {
@@ -297,10 +291,8 @@ absl::StatusOr<std::vector<v1::Key>> Client::ListKeys(const std::string& tenant)
 absl::Status Client::DeleteKey(const std::string& name) {
   v1::DeleteKeyRequest request;
   request.set_name(name);
-  return impl_
-      ->Unary<v1::DeleteKeyResponse>(
-          [&](auto* context, auto* response) { return impl_->tenants->DeleteKey(context, request, response); })
-      .status();
+  return impl_->Delete<v1::DeleteKeyResponse>(
+      [&](auto* context, auto* response) { return impl_->tenants->DeleteKey(context, request, response); });
 }
 
 absl::StatusOr<v1::ServerInfo> Client::Info() {

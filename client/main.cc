@@ -20,7 +20,10 @@ int main(int argc, char** argv) {
     return app.exit(error) == 0 ? 0 : 2;
   }
   absl::Status status = session.action ? session.action() : absl::InvalidArgumentError("No command was given.");
-  if (status.ok() && fflush(stdout) != 0) status = absl::FailedPreconditionError("Standard output cannot be written.");
+  // An earlier flush that failed has dropped what it held: only ferror remembers.
+  if (status.ok() && (fflush(stdout) != 0 || ferror(stdout))) {
+    status = absl::FailedPreconditionError("Standard output cannot be written.");
+  }
   if (status.ok()) return 0;
   fflush(stdout);
   if (session.json) {

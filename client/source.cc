@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <random>
 #include <utility>
 
 #include "absl/strings/escaping.h"
@@ -144,13 +145,14 @@ absl::StatusOr<std::string> Sha256Of(ByteSource& source) {
 }
 
 absl::StatusOr<std::unique_ptr<PartialFile>> PartialFile::Create(const std::string& path) {
-  std::string partial = absl::StrCat(path, ".part-XXXXXX");
-  const int fd = mkostemp(partial.data(), O_CLOEXEC);
-  if (fd < 0) return FileError("write", path, errno);
-  const mode_t mask = umask(0);
-  umask(mask);
-  fchmod(fd, 0666 & ~mask);
-  return std::unique_ptr<PartialFile>(new PartialFile(path, std::move(partial), fd));
+  // Not mkostemp, whose files are private: asking for the umask to widen them would change it for other threads.
+  std::random_device random;
+  while (true) {
+    std::string partial = absl::StrCat(path, ".part-", absl::Hex(random(), absl::kZeroPad8));
+    const int fd = open(partial.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (fd >= 0) return std::unique_ptr<PartialFile>(new PartialFile(path, std::move(partial), fd));
+    if (errno != EEXIST && errno != EINTR) return FileError("write", path, errno);
+  }
 }
 
 PartialFile::PartialFile(std::string path, std::string partial, int fd)

@@ -32,6 +32,10 @@ class DirectoryMetrics final : public DirectoryObserver {
   void OnLoad(std::string_view tier, absl::Duration duration) override {
     metrics_->Observe(Metric::kCacheLoad, absl::ToDoubleSeconds(duration), {tier});
   }
+  void OnResident(const ArtifactHeader& header) override {
+    if (header.corpus_tokens == 0) return;  // imported, and silent about it
+    metrics_->Observe(Metric::kCompressionRatio, static_cast<double>(header.corpus_tokens) / header.slots);
+  }
   void OnChecksumFailure() override { metrics_->Increment(Metric::kChecksumFailures); }
 
  private:

@@ -12,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/time/clock.h"
+#include "cache_store/garbage_collector.h"
 #include "cache_store/store.h"
 #include "kernels/base/logging.h"
 #include "kernels/base/status.h"
@@ -43,6 +44,7 @@ struct RunningServer::Parts {
   std::unique_ptr<Backend> backend;
   GgufModel model;
   std::unique_ptr<Store> store;
+  std::unique_ptr<GarbageCollector> garbage;
   std::unique_ptr<Metrics> metrics;
   std::unique_ptr<EngineMetrics> engine_metrics;
   std::unique_ptr<DirectoryMetrics> directory_metrics;
@@ -300,6 +302,7 @@ absl::StatusOr<std::unique_ptr<RunningServer>> RunningServer::Start(const Server
   absl::StatusOr<std::unique_ptr<Store>> opened = OpenEmbeddedStore(store);
   if (!opened.ok()) return Explain(StrCat("--store ", config.store), opened.status());
   p.store = *std::move(opened);
+  p.garbage = std::make_unique<GarbageCollector>(p.store.get(), absl::Hours(1));
   if (!plan.keys) STILLHOUSE_RETURN_IF_ERROR(p.store->EnsureTenant(kDefaultTenant).status());
 
   absl::Status why_cpu;

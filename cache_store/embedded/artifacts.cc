@@ -112,6 +112,19 @@ absl::StatusOr<Page<ArtifactRow>> EmbeddedStore::ListArtifacts(std::string_view 
   }
 }
 
+absl::StatusOr<ArtifactRow> EmbeddedStore::GetNewestArtifact(std::string_view tenant, std::string_view corpus_id) {
+  absl::MutexLock lock(&mu_);
+  STILLHOUSE_RETURN_IF_ERROR(FindCorpus(tenant, corpus_id).status());
+  Statement find = db_->Prepare(
+      "SELECT tenant, corpus_id, cache_id, method, summary_json, size, sha256, create_time, etag, quarantine_reason "
+      "FROM artifacts WHERE tenant = ?1 AND corpus_id = ?2 AND quarantine_reason IS NULL "
+      "ORDER BY create_time DESC, cache_id DESC LIMIT 1");
+  find.Bind(tenant, corpus_id);
+  STILLHOUSE_ASSIGN_OR_RETURN(const bool row, find.Step());
+  if (!row) return absl::NotFoundError("the corpus has no cache yet: build one first");
+  return ReadRow(find);
+}
+
 absl::StatusOr<StoredArtifact> EmbeddedStore::OpenArtifactFile(std::string_view tenant, std::string_view corpus_id,
                                                                std::string_view cache_id) {
   absl::MutexLock lock(&mu_);

@@ -68,6 +68,7 @@ class EmbeddedStore final : public Store {
                                           std::string_view cache_id) override;
   absl::StatusOr<Page<ArtifactRow>> ListArtifacts(std::string_view tenant, std::string_view corpus_id,
                                                   const PageRequest& page) override;
+  absl::StatusOr<ArtifactRow> GetNewestArtifact(std::string_view tenant, std::string_view corpus_id) override;
   absl::StatusOr<StoredArtifact> OpenArtifactFile(std::string_view tenant, std::string_view corpus_id,
                                                   std::string_view cache_id) override;
   absl::Status QuarantineArtifact(std::string_view tenant, std::string_view corpus_id, std::string_view cache_id,

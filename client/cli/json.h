@@ -16,7 +16,7 @@ using Json = nlohmann::ordered_json;
 // that are no UTF-8 are shown with U+FFFD when dumped.
 Json ToJson(const google::protobuf::Message& message);
 
-// {"error": {"code", "message", "reason"?, "metadata"?, "retry_seconds"?}}
+// {"error": {"code", "message", "origin", "reason"?, "retry_seconds"?}}; origin: client, server or transport
 Json ErrorJson(const absl::Status& status);
 
 // One line, never throws on bad UTF-8.

@@ -21,7 +21,7 @@ bool TraceEnabled();
 // Totals per name since the last call, longest first.
 std::vector<SpanTotal> TakeTrace();
 
-// Times its own lifetime under `name` (a string literal). Backends add their own ranges (NVTX) under the same names.
+// Times its own lifetime under `name` (a string literal).
 class Span {
  public:
   explicit Span(const char* name);

@@ -161,8 +161,14 @@ class BuildQueue::Impl {
       for (const auto& [key, job] : jobs_) {
         if (job->row.tenant == spec.tenant && job->row.target == target) of_this_cache.push_back(key.second);
       }
-      if (static_cast<int64_t>(waiting_.size()) >= options_.max_waiting) {
+      const int64_t own = std::count_if(waiting_.begin(), waiting_.end(),
+                                        [&](const auto& job) { return job->row.tenant == spec.tenant; });
+      if (own >= options_.max_waiting_per_tenant) {
         return absl::ResourceExhaustedError(
+            StrCat("your tenant has ", own, " builds waiting, the most it may: try again when one has begun"));
+      }
+      if (static_cast<int64_t>(waiting_.size()) >= options_.max_waiting) {
+        return absl::UnavailableError(
             StrCat("the build queue is full (", options_.max_waiting, " builds wait): try again later"));
       }
     }
@@ -265,9 +271,22 @@ class BuildQueue::Impl {
     if (IsDone(row.state) || found == jobs_.end()) return info;
     info.progress = found->second->progress;
     info.row.state = found->second->running ? OperationState::kRunning : OperationState::kQueued;
-    const auto place = std::find(waiting_.begin(), waiting_.end(), found->second);
-    if (place != waiting_.end()) info.queue_position = (place - waiting_.begin()) + (running_ ? 1 : 0);
+    const auto order = OrderLocked();
+    const auto place = std::find(order.begin(), order.end(), found->second);
+    if (place != order.end()) info.queue_position = (place - order.begin()) + (running_ ? 1 : 0);
     return info;
+  }
+
+  // As they will run: tenants take turns, and each one's builds come in the order in which it asked for them. The
+  // tenant that ran last has had its turn.
+  std::vector<std::shared_ptr<Job>> OrderLocked() const {
+    std::map<std::string, int> turns{{last_tenant_, 1}};
+    std::vector<std::pair<int, std::shared_ptr<Job>>> rounds;
+    for (const auto& job : waiting_) rounds.emplace_back(turns[job->row.tenant]++, job);
+    std::stable_sort(rounds.begin(), rounds.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+    std::vector<std::shared_ptr<Job>> order;
+    for (auto& [round, job] : rounds) order.push_back(std::move(job));
+    return order;
   }
 
   // What a stopped server left behind, oldest first.
@@ -305,8 +324,9 @@ class BuildQueue::Impl {
         std::unique_lock<std::mutex> lock(mutex_);
         wake_.wait(lock, [&] { return stop_.load() || !waiting_.empty(); });
         if (stop_.load()) return;
-        job = waiting_.front();
-        waiting_.pop_front();
+        job = OrderLocked().front();
+        waiting_.erase(std::find(waiting_.begin(), waiting_.end(), job));
+        last_tenant_ = job->row.tenant;
         job->running = true;
         running_ = job;
       }
@@ -419,7 +439,8 @@ class BuildQueue::Impl {
   std::condition_variable wake_;
   mutable std::condition_variable changed_;
   std::map<JobKey, std::shared_ptr<Job>> jobs_;  // unfinished
-  std::deque<std::shared_ptr<Job>> waiting_;
+  std::deque<std::shared_ptr<Job>> waiting_;     // oldest first
+  std::string last_tenant_;                      // whose build ran last, or runs
   std::shared_ptr<Job> running_;
   std::atomic<bool> stop_{false};
   std::thread thread_;

@@ -58,6 +58,7 @@ class BuildObserver {
 
 struct BuildQueueOptions {
   int64_t max_waiting = 64;
+  int64_t max_waiting_per_tenant = 32;
   absl::Duration checkpoint_every = absl::Seconds(20);
   BuildObserver* observer = nullptr;
 };
@@ -72,8 +73,9 @@ struct BuildServices {
   std::optional<int64_t> device_bytes;  // that a build may take (MemoryPlan); none: all that there is
 };
 
-// One builder thread; device work goes through the engine at background priority, so queries are never starved. At
-// start it takes up what a stopped server left unfinished, from its last checkpoint. Thread-safe.
+// One builder thread, for which tenants take turns; device work goes through the engine at background priority, so
+// queries are never starved. At start it takes up what a stopped server left unfinished, from its last checkpoint.
+// Thread-safe.
 class BuildQueue {
  public:
   BuildQueue(const BuildServices& services, const BuildQueueOptions& options);
@@ -82,8 +84,8 @@ class BuildQueue {
   BuildQueue& operator=(const BuildQueue&) = delete;
 
   // Queues a validated spec. NOT_FOUND: no such corpus. ALREADY_EXISTS: the cache exists (and `replace` is not set) or
-  // is being built. RESOURCE_EXHAUSTED: too many waiting. With a request_id the same spec gives the first operation
-  // again.
+  // is being built. UNAVAILABLE: too many wait; RESOURCE_EXHAUSTED: too many of this tenant. With a request_id
+  // the same spec gives the first operation again.
   absl::StatusOr<BuildInfo> Enqueue(const BuildSpec& spec, std::string_view request_id);
   absl::StatusOr<BuildInfo> Get(std::string_view tenant, std::string_view operation_id) const;
   absl::StatusOr<Page<BuildInfo>> List(std::string_view tenant, const OperationFilter& filter,

@@ -1,5 +1,7 @@
 #include "server/corpus/build_record.h"
 
+#include <utility>
+
 #include "nlohmann/json.hpp"
 
 namespace stillhouse {
@@ -18,23 +20,22 @@ std::string ProvenanceJson(const BuildSpec& spec) {
   return recipe.dump();
 }
 
-std::string SummaryJson(const ArtifactHeader& h, const std::string& display_name) {
-  auto object = [](const std::string& text) {
+std::string SummaryJson(const ArtifactHeader& h, std::string_view display_name) {
+  json summary = {{"display_name", std::string(display_name)},
+                  {"method", h.method},
+                  {"fingerprints", {{"model", h.fingerprints.model}, {"dtype", h.fingerprints.dtype}}},
+                  {"layers", h.layers},
+                  {"kv_heads", h.kv_heads},
+                  {"head_dim", h.head_dim},
+                  {"slots", h.slots},
+                  {"logical_length", h.logical_length},
+                  {"has_beta", h.has_beta},
+                  {"corpus_tokens", h.corpus_tokens}};
+  for (const auto& [key, text] : {std::pair<const char*, const std::string&>{"quality", h.quality_json},
+                                  {"hyperparameters", h.hyperparameters_json}}) {
     json value = json::parse(text, nullptr, /*allow_exceptions=*/false);
-    return value.is_object() ? value : json::object();
-  };
-  const json summary = {{"display_name", display_name},
-                        {"method", h.method},
-                        {"fingerprints", {{"model", h.fingerprints.model}, {"dtype", h.fingerprints.dtype}}},
-                        {"layers", h.layers},
-                        {"kv_heads", h.kv_heads},
-                        {"head_dim", h.head_dim},
-                        {"slots", h.slots},
-                        {"logical_length", h.logical_length},
-                        {"has_beta", h.has_beta},
-                        {"corpus_tokens", h.corpus_tokens},
-                        {"quality", object(h.quality_json)},
-                        {"hyperparameters", object(h.hyperparameters_json)}};
+    if (value.is_object() && !value.empty()) summary[key] = std::move(value);
+  }
   return summary.dump(-1, ' ', false, json::error_handler_t::replace);
 }
 

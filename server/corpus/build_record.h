@@ -3,6 +3,7 @@
 #define STILLHOUSE_SERVER_CORPUS_BUILD_RECORD_H_
 
 #include <string>
+#include <string_view>
 
 #include "cache_store/artifact.h"
 #include "server/corpus/build_spec.h"
@@ -13,7 +14,7 @@ namespace stillhouse {
 std::string ProvenanceJson(const BuildSpec& spec);
 
 // What the catalog says of the cache without opening its file.
-std::string SummaryJson(const ArtifactHeader& header, const std::string& display_name);
+std::string SummaryJson(const ArtifactHeader& header, std::string_view display_name);
 
 }  // namespace stillhouse
 

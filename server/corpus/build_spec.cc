@@ -355,7 +355,7 @@ absl::Status ValidateBuildSpec(const BuildSpec& spec) {
 
   const TrainingSpec& t = spec.training;
   STILLHOUSE_RETURN_IF_ERROR(CheckNumber("training.learning_rate", t.learning_rate, 0.0, true, 1.0));
-  STILLHOUSE_RETURN_IF_ERROR(CheckNumber("training.warmup_fraction", t.warmup_fraction, 0.0, false, 1.0));
+  STILLHOUSE_RETURN_IF_ERROR(CheckNumber("training.warmup_fraction", t.warmup_fraction, 0.0, false, 1.0, true));
   STILLHOUSE_RETURN_IF_ERROR(CheckInteger("training.rows_per_step", t.rows_per_step, 1, 256));
   STILLHOUSE_RETURN_IF_ERROR(CheckInteger("training.row_tokens", t.row_tokens, 16, 1 << 20));
   STILLHOUSE_RETURN_IF_ERROR(CheckInteger("training.steps", t.steps, 1, 100000));

@@ -89,7 +89,8 @@ class Directory::Impl {
   absl::StatusOr<PinnedMemory> Pin(std::string_view tenant, std::string_view corpus_id, std::string_view cache_id) {
     Key key{tenant, corpus_id, cache_id};
     if (cache_id.empty()) {
-      STILLHOUSE_ASSIGN_OR_RETURN(std::get<2>(key), Newest(tenant, corpus_id));
+      STILLHOUSE_ASSIGN_OR_RETURN(const ArtifactRow newest, store_->GetNewestArtifact(tenant, corpus_id));
+      std::get<2>(key) = newest.cache_id;
     }
     while (true) {
       std::shared_ptr<Load> load;
@@ -142,7 +143,10 @@ class Directory::Impl {
       }
       if (load->stale) continue;
       const bool warm = tier[0] == 'h';
-      if (load->status.ok()) observer_->OnLoad(tier, took);
+      if (load->status.ok()) {
+        observer_->OnLoad(tier, took);
+        observer_->OnResident(load->pinned.header);
+      }
       observer_->OnRoute(method.empty() ? "UNKNOWN" : method, !load->status.ok() ? "failed" : warm ? "warm" : "cold");
       if (!load->status.ok()) return load->status;
       return load->pinned;
@@ -174,6 +178,11 @@ class Directory::Impl {
       load->stale = true;
     }
     EndLoadLocked(key, load);
+    lock.unlock();
+    if (!load->stale) observer_->OnResident(header);
+    // Who deleted or replaced it between the store's commit and here forgot what was not there yet.
+    const absl::StatusOr<ArtifactRow> now = store_->GetArtifact(tenant, corpus_id, cache_id);
+    if (!now.ok() || now->etag != row.etag) Forget(tenant, corpus_id, cache_id);
   }
 
   void Forget(std::string_view tenant, std::string_view corpus_id, std::string_view cache_id) {
@@ -279,26 +288,6 @@ class Directory::Impl {
     return pinned;
   }
 
-  absl::StatusOr<std::string> Newest(std::string_view tenant, std::string_view corpus_id) {
-    STILLHOUSE_RETURN_IF_ERROR(store_->GetCorpus(tenant, corpus_id).status());
-    std::string newest;
-    absl::Time time = absl::InfinitePast();
-    PageRequest page;
-    page.page_size = 1000;
-    do {
-      STILLHOUSE_ASSIGN_OR_RETURN(const Page<ArtifactRow> rows, store_->ListArtifacts(tenant, corpus_id, page));
-      for (const ArtifactRow& row : rows.rows) {
-        if (!row.quarantined && row.create_time >= time) {
-          newest = row.cache_id;
-          time = row.create_time;
-        }
-      }
-      page.page_token = rows.next_page_token;
-    } while (!page.page_token.empty());
-    if (newest.empty()) return absl::NotFoundError("the corpus has no cache yet: build one first");
-    return newest;
-  }
-
   Resident& KeepLocked(const Key& key, Resident resident) {
     Resident& kept = residents_[key];
     kept = std::move(resident);
@@ -374,8 +363,14 @@ class Directory::Impl {
   }
 
   // Promises `bytes` of the budget to a load. Least recently used memories that nobody holds go until they fit; waits
-  // for those that are being copied. RESOURCE_EXHAUSTED if memories in use leave no room.
+  // for those that are being copied. RESOURCE_EXHAUSTED if memories in use leave no room, or the budget never has it.
   absl::Status MakeRoom(std::unique_lock<std::mutex>* lock, int64_t bytes, Load* load) {
+    // One that can never fit drives nothing out.
+    if (bytes > options_.budget_bytes) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "the memory needs ", bytes, " bytes, and all memories together have a budget of ", options_.budget_bytes,
+          ": build it with fewer slots, or give the server more (--resident-memory)"));
+    }
     while (true) {
       const int64_t missing = UsedLocked() + bytes - options_.budget_bytes;
       if (missing <= 0) {

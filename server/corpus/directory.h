@@ -53,6 +53,7 @@ class DirectoryObserver {
   // outcome: hot (resident), warm (from the host tier), cold (from the store), failed.
   virtual void OnRoute(std::string_view method, std::string_view outcome) {}
   virtual void OnLoad(std::string_view tier, absl::Duration duration) {}  // tier: host, disk
+  virtual void OnResident(const ArtifactHeader& header) {}                // a memory was loaded, or published
   virtual void OnChecksumFailure() {}
 };
 
@@ -79,11 +80,11 @@ class Directory {
   Directory& operator=(const Directory&) = delete;
 
   // cache_id empty: the corpus's newest cache. NOT_FOUND if there is none; RESOURCE_EXHAUSTED if pinned memories leave
-  // no room.
+  // no room, or the budget is too small for it.
   absl::StatusOr<PinnedMemory> Pin(std::string_view tenant, std::string_view corpus_id, std::string_view cache_id);
 
   // Makes a freshly stored artifact the resident one, atomically; holders of the old version keep it. Called after the
-  // store's commit.
+  // store's commit; where `row` is not the store's any more, the cache is forgotten.
   void Publish(std::string_view tenant, std::string_view corpus_id, std::string_view cache_id, const ArtifactRow& row,
                const ArtifactHeader& header, std::shared_ptr<const Memory> memory);
   // Forgets a deleted cache (or, with cache_id empty, all of a corpus's). Holders keep theirs.

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "kernels/base/status.h"
 #include "server/compact/attention_matching.h"
+#include "server/token/utf8.h"
 #include "server/train/scorer.h"
 
 namespace stillhouse {
@@ -65,9 +66,10 @@ absl::StatusOr<std::vector<Conversation>> Teacher::PlaceQuestions(const std::vec
     Conversation conversation;
     STILLHOUSE_ASSIGN_OR_RETURN(conversation.prompt, QuestionPrompt(*runtime_->chat, question));
     if (static_cast<int64_t>(conversation.prompt.size()) >= room) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "a question of ", conversation.prompt.size(), " tokens does not fit behind the document: ", room,
-          " positions of the context are left; shorten the question that begins \"", question.substr(0, 40), "\""));
+      return absl::InvalidArgumentError(
+          absl::StrCat("a question of ", conversation.prompt.size(), " tokens does not fit behind the document: ", room,
+                       " positions of the context are left; shorten the question that begins \"",
+                       question.substr(0, ValidUtf8Prefix(std::string_view(question).substr(0, 40))), "\""));
     }
     conversations.push_back(std::move(conversation));
   }

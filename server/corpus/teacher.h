@@ -14,7 +14,7 @@
 
 namespace stillhouse {
 
-// Owned by one build, used by its thread. Windows are prefilled when first asked for and kept until Release.
+// Owned by one build, used by its thread. Windows are prefilled when first asked for, and kept.
 //
 // All windows end at one position: a shorter window's keys are rotated forward, so that a question stands at the same
 // distance from the end of whichever window it is about, and positions stay inside the context however long the corpus.
@@ -38,7 +38,6 @@ class Teacher {
   absl::StatusOr<std::shared_ptr<const Memory>> Window(int64_t window);
   // Seconds of device time behind the windows so far.
   double prefill_seconds() const { return prefill_seconds_; }
-  void Release() { memories_.assign(windows_.size(), nullptr); }
 
   // Conversations (prompt only) that ask `questions`, each behind the window that makes it most likely.
   absl::StatusOr<std::vector<Conversation>> PlaceQuestions(const std::vector<std::string>& questions);

@@ -100,15 +100,15 @@ class Engine::Impl {
     sequence->request = std::move(request);
     sequence->sink = std::move(sink);
     sequence->submitted = absl::Now();
-    sequence->usage.prompt_tokens = prompt;
     for (const auto& memory : sequence->request.memories) sequence->usage.stored_slots += memory->slots;
 
     std::lock_guard<std::mutex> lock(mutex_);
     if (stop_) return absl::UnavailableError("the server is stopping");
     Lane& lane = LaneOf(sequence->request.priority);
     const bool interactive = sequence->request.priority == Priority::kInteractive;
-    if (interactive && draining_) return absl::UnavailableError("the server is stopping: try another one");
-    if (interactive && static_cast<int64_t>(lane.waiting.size()) >= options_.max_waiting) {
+    // Those that have a place, and were not seen by the engine's thread yet, do not wait.
+    const int64_t places = options_.max_sequences - static_cast<int64_t>(lane.running.size());
+    if (interactive && static_cast<int64_t>(lane.waiting.size()) >= options_.max_waiting + places) {
       return absl::UnavailableError(
           absl::StrCat("the server's queue is full (", options_.max_waiting, " requests wait): try again in a moment"));
     }
@@ -137,17 +137,6 @@ class Engine::Impl {
     wake_.notify_one();
     task_done_.wait(lock, [&] { return task.done; });
     return task.status;
-  }
-
-  bool Drain(absl::Time deadline) {
-    std::unique_lock<std::mutex> lock(mutex_);
-    draining_ = true;
-    while (!interactive_.idle()) {
-      const absl::Duration left = deadline - absl::Now();
-      if (left <= absl::ZeroDuration()) return false;
-      drained_.wait_for(lock, absl::ToChronoNanoseconds(std::min(left, absl::Hours(1))));
-    }
-    return true;
   }
 
   EngineStats stats() {
@@ -318,6 +307,7 @@ class Engine::Impl {
       lane->committed_pages += s->pages;
       s->started = absl::Now();
       s->usage.queue_time = s->started - s->submitted;
+      s->usage.prompt_tokens = static_cast<int64_t>(s->request.prompt.size());
       lane->running.push_back(std::move(s));
     }
   }
@@ -351,7 +341,6 @@ class Engine::Impl {
     task->status = std::move(status);
     task->done = true;
     task_done_.notify_all();
-    drained_.notify_all();
   }
 
   void RunStep(std::unique_lock<std::mutex>* lock, Lane* lane, Priority priority) {
@@ -361,11 +350,7 @@ class Engine::Impl {
     for (const auto& s : lane->running) running.push_back(s.get());
     const bool measure = interactive && stats_.steps % kMeasureEvery == 0;
     lock->unlock();
-    const absl::Time begin = absl::Now();
     StepRunner::Result step = steps_->Run(running, priority, measure);
-    if (options_.observer && interactive) {
-      options_.observer->OnStep(step.prefill_tokens, step.decode_tokens, absl::Now() - begin);
-    }
     lock->lock();
     stats_.recorded_steps = steps_->recordings().steps;
     stats_.recordings = steps_->recordings().recordings;
@@ -392,10 +377,7 @@ class Engine::Impl {
 
   // Frees what the sequences held, then tells their sinks, without the lock.
   void Deliver(std::unique_lock<std::mutex>* lock, std::vector<Finished> finished) {
-    if (finished.empty()) {
-      drained_.notify_all();
-      return;
-    }
+    if (finished.empty()) return;
     lock->unlock();
     const Span span("deliver");
     for (Finished& f : finished) {
@@ -420,7 +402,6 @@ class Engine::Impl {
     }
     finished.clear();
     lock->lock();
-    drained_.notify_all();
   }
 
   Context ctx_;
@@ -431,14 +412,13 @@ class Engine::Impl {
   int64_t context_limit_ = 0;
 
   std::mutex mutex_;
-  std::condition_variable wake_, task_done_, drained_;
+  std::condition_variable wake_, task_done_;
   Lane interactive_, background_;
   std::set<uint64_t> cancelled_;
   FairShares shares_;
   TurnKeeper turns_;
   EngineStats stats_;
   uint64_t next_id_ = 1;
-  bool draining_ = false;
   bool stop_ = false;
   bool task_toggle_ = false;
   std::thread thread_;  // last: it uses everything above
@@ -464,7 +444,6 @@ absl::Status Engine::Execute(Priority priority, const std::function<absl::Status
                              absl::Time deadline) {
   return impl_->Execute(priority, task, deadline);
 }
-bool Engine::Drain(absl::Time deadline) { return impl_->Drain(deadline); }
 EngineStats Engine::stats() const { return impl_->stats(); }
 const Weights& Engine::weights() const { return impl_->weights(); }
 const EngineOptions& Engine::options() const { return impl_->options(); }

@@ -33,7 +33,6 @@ struct EngineStats {
 class EngineObserver {
  public:
   virtual ~EngineObserver() = default;
-  virtual void OnStep(int64_t prefill_tokens, int64_t decode_tokens, absl::Duration duration) {}
   virtual void OnTokenGap(absl::Duration gap) {}  // between two tokens of one interactive sequence
   virtual void OnFinished(Priority priority, FinishReason reason, const GenerationUsage& usage) {}
 };
@@ -41,7 +40,7 @@ class EngineObserver {
 struct EngineOptions {
   int64_t max_sequences = 16;            // interactive ones at once
   int64_t max_background_sequences = 0;  // 0: 32 on a processor, 256 on a GPU
-  int64_t max_waiting = 256;             // queue length; more is refused
+  int64_t max_waiting = 256;             // beside those that have a place; more is refused
   int64_t prefill_chunk = 0;  // prompt rows per step while others decode; 0: 256 on a processor, 2048 on a GPU
   int64_t page_budget_bytes = int64_t{1} << 30;
   int64_t context_limit = 0;  // positions; 0: the model's
@@ -68,7 +67,7 @@ class GenerationHandle {
 };
 
 // Continuous batching: each step Plan (pure, scheduler.h) → Run (Forward, Sample) → Commit. The engine knows memories,
-// never where they come from. All methods may be called from any thread; nothing blocks but Execute, Drain and the
+// never where they come from. All methods may be called from any thread; nothing blocks but Execute and the
 // destructor.
 class Engine {
  public:
@@ -93,10 +92,6 @@ class Engine {
   // memory, to be dropped.
   absl::Status Execute(Priority priority, const std::function<absl::Status(const Context&)>& task,
                        absl::Time deadline = absl::InfiniteFuture());
-
-  // Refuses new interactive requests and waits until the running ones end or `deadline`; false if some were still
-  // running.
-  bool Drain(absl::Time deadline);
 
   EngineStats stats() const;
   const Weights& weights() const;

@@ -39,7 +39,7 @@ struct GenerationUsage {
   int64_t stored_slots = 0;  // of the memories
   int64_t kv_bytes = 0;      // canonical: memories and own rows at the end
   double stored_mass = 0.0;  // mean share of attention on memories over generated tokens, if measured; else 0
-  absl::Duration queue_time, prefill_time, decode_time, first_token_time;  // first token: from Submit
+  absl::Duration queue_time, prefill_time, decode_time;
 };
 
 // Receives one request's events on the engine's thread: return fast, never call back into the engine but for Cancel.

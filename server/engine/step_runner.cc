@@ -138,7 +138,6 @@ void StepRunner::Commit(const std::vector<SampledToken>& drawn, const std::vecto
     if (s->usage.completion_tokens == 0) {
       s->first_token = now;
       s->usage.prefill_time = now - s->started;
-      s->usage.first_token_time = now - s->submitted;
     } else if (options_.observer && priority == Priority::kInteractive) {
       options_.observer->OnTokenGap(now - s->previous_token);
     }

@@ -27,26 +27,6 @@ int64_t ElementBytes(const std::string& dtype) { return dtype == "F32" ? 4 : dty
 
 }  // namespace
 
-std::string ArtifactSummaryJson(const ArtifactHeader& header, std::string_view display_name) {
-  const ArtifactFingerprints& prints = header.fingerprints;
-  json summary = {{"display_name", std::string(display_name)},
-                  {"method", header.method},
-                  {"fingerprints", {{"model", prints.model}, {"dtype", prints.dtype}}},
-                  {"layers", header.layers},
-                  {"kv_heads", header.kv_heads},
-                  {"head_dim", header.head_dim},
-                  {"slots", header.slots},
-                  {"logical_length", header.logical_length},
-                  {"has_beta", header.has_beta},
-                  {"corpus_tokens", header.corpus_tokens}};
-  for (const auto& [key, text] : {std::pair<const char*, const std::string&>{"quality", header.quality_json},
-                                  {"hyperparameters", header.hyperparameters_json}}) {
-    json value = ParseOrNull(text);
-    if (value.is_object() && !value.empty()) summary[key] = std::move(value);
-  }
-  return summary.dump(-1, ' ', false, json::error_handler_t::replace);
-}
-
 void FillFromSummary(std::string_view summary_json, v1::Cache* cache) {
   const json summary = ParseOrNull(summary_json);
   if (!summary.is_object()) return;

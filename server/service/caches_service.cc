@@ -11,8 +11,8 @@
 #include "kernels/base/status.h"
 #include "kernels/base/strings.h"
 #include "server/corpus/build_queue.h"
+#include "server/corpus/build_record.h"
 #include "server/metrics/metrics.h"
-#include "server/service/artifact_summary.h"
 #include "server/service/build_request.h"
 #include "server/service/convert.h"
 #include "server/service/read_call.h"
@@ -25,6 +25,8 @@ namespace stillhouse {
 namespace {
 
 constexpr size_t kExportChunk = 512 << 10;
+// Of an imported file: the catalog keeps it, and a page of a list has a thousand. A build's has a few KiB.
+constexpr size_t kMaxSummary = 32 << 10;
 
 v1::Cache ToProto(const ServiceContext& service, const ArtifactRow& row) {
   return stillhouse::ToProto(row, service.directory->IsResident(row.tenant, row.corpus_id, row.cache_id));
@@ -192,7 +194,13 @@ class ImportCall final : public ReadCall<v1::ImportCacheRequest> {
     spec.corpus_id = corpus_.corpus;
     spec.cache_id = header_.cache_id();
     spec.method = header.method;
-    spec.summary_json = ArtifactSummaryJson(header, header_.display_name());
+    spec.summary_json = SummaryJson(header, header_.display_name());
+    if (spec.summary_json.size() > kMaxSummary) {
+      return WithReason(
+          absl::InvalidArgumentError(StrCat("the file's recipe and quality report have ", spec.summary_json.size(),
+                                            " bytes as JSON; at most ", kMaxSummary)),
+          "INVALID_ARTIFACT");
+    }
     spec.request_id = header_.request_id();
     const absl::StatusOr<ArtifactRow> row = service()->store->PutArtifact(spec, blob_.get());
     if (!row.ok()) return Hidden(row.status(), header_.parent());

@@ -39,7 +39,7 @@ void FillError(const OperationRow& row, v1::OperationError* error) {
                                 : cancelled         ? absl::StatusCode::kCancelled
                                                     : absl::StatusCode::kUnknown;
   error->set_code(static_cast<int>(code));
-  error->set_message(!row.error_message.empty() ? WithoutPaths(row.error_message)
+  error->set_message(!row.error_message.empty() ? PublicMessage(code, row.error_message)
                      : cancelled                ? "the build was cancelled"
                                                 : "the build failed");
   error->set_reason(absl::StatusCodeToString(code));

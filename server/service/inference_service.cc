@@ -20,7 +20,8 @@
 namespace stillhouse {
 namespace {
 
-constexpr int kMaxDetokenise = 1 << 20;
+constexpr int kMaxTokenise = 1 << 20;    // bytes; a token may be one
+constexpr int kMaxDetokenise = 1 << 20;  // tokens
 
 absl::Status Score(ServiceContext* service, const grpc::CallbackServerContext& context, const Caller& caller,
                    const v1::ScoreRequest& in, v1::ScoreResponse* out) {
@@ -33,6 +34,7 @@ absl::Status Score(ServiceContext* service, const grpc::CallbackServerContext& c
   ScoreRequest request;
   request.top = in.logprobs();
   request.deadline = Deadline(context);
+  request.cancelled = [&context] { return context.IsCancelled(); };
   request.continuation = service->tokenizer->Encode(in.continuation());
   if (request.continuation.empty()) return BadField("continuation", "has no tokens in the model's vocabulary");
   std::vector<ChatMessage> messages;
@@ -87,6 +89,10 @@ absl::Status Score(ServiceContext* service, const grpc::CallbackServerContext& c
 
 absl::Status Tokenize(const ServiceContext& service, const v1::TokenizeRequest& in, v1::TokenizeResponse* out) {
   const Tokenizer& tokenizer = *service.tokenizer;
+  // The answer is many times the text.
+  if (in.ByteSizeLong() > kMaxTokenise) {
+    return BadField("input", StrCat("has ", in.ByteSizeLong(), " bytes; at most ", kMaxTokenise));
+  }
   std::vector<int32_t> ids;
   switch (in.input_case()) {
     case v1::TokenizeRequest::kText:

@@ -223,7 +223,7 @@ void QueryCall::OnFinish(FinishReason reason, const GenerationUsage& usage, cons
 void QueryCall::SchedulePump() {
   if (!open_ || pumping_ || writing_ || closed_) return;
   pumping_ = true;
-  service_->work.Post([call = shared_from_this()] {
+  service_->events.Post([call = shared_from_this()] {
     {
       absl::MutexLock lock(&call->mutex_);
       call->pumping_ = false;

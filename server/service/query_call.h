@@ -20,7 +20,7 @@
 
 namespace stillhouse {
 
-// Three threads meet here. The work pool prepares the request (keys, tokens, memories) and writes events; the engine
+// Threads meet here. The work pool prepares the request (keys, tokens, memories); the events pool writes; the engine
 // delivers tokens, never waits, and leaves when the sequence ends; gRPC says when a write is done and when the client
 // is gone. The engine and gRPC each hold a reference; the last one out deletes the call.
 //
@@ -53,6 +53,8 @@ class QueryCall final : public grpc::ServerWriteReactor<v1::QueryEvent>,
   void Prepare();
   absl::Status Admit();
   absl::Status Submit(GenerationRequest request);
+
+  // On the events pool, and on gRPC's threads.
   void Pump() ABSL_LOCKS_EXCLUDED(mutex_);
 
   void SchedulePump() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -60,6 +60,7 @@ absl::StatusOr<ScoreResult> Scorer::Score(const ScoreRequest& request) {
   absl::Time began = arrived;
   for (int64_t begin = 0; begin < rows; begin += kChunk) {
     const int64_t count = std::min(kChunk, rows - begin);
+    if (request.cancelled && request.cancelled()) return absl::CancelledError("nobody waits for the score");
     STILLHOUSE_RETURN_IF_ERROR(engine_->Execute(
         Priority::kInteractive,
         [&](const Context& ctx) -> absl::Status {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -28,6 +29,7 @@ struct ScoreRequest {
   std::vector<int32_t> continuation;  // at least one
   int top = 0;
   absl::Time deadline = absl::InfiniteFuture();
+  std::function<bool()> cancelled;  // whether nobody waits for the result any more; empty: somebody does
 };
 
 struct ScoreResult {
@@ -45,7 +47,8 @@ class Scorer {
   Scorer(const Context& ctx, Engine* engine, int64_t page_bytes = 0);
 
   // INVALID_ARGUMENT for an empty prompt; OUT_OF_RANGE, with both numbers, for more than the context
-  // holds; RESOURCE_EXHAUSTED for more than the pages hold; UNAVAILABLE when too many requests wait; DEADLINE_EXCEEDED.
+  // holds; RESOURCE_EXHAUSTED for more than the pages hold; UNAVAILABLE when too many requests wait; DEADLINE_EXCEEDED;
+  // CANCELLED, at the latest after a chunk.
   absl::StatusOr<ScoreResult> Score(const ScoreRequest& request);
 
  private:

@@ -60,7 +60,7 @@ struct InferenceDoors {
   std::function<absl::StatusOr<ScoreResult>(const ScoreRequest&)> score;
 };
 
-// Members are declared so that the pool, whose jobs use the rest, ends first.
+// Members are declared so that the pools, whose jobs use the rest, end first.
 struct ServiceContext {
   Store* store = nullptr;
   const Authenticator* authenticator = nullptr;
@@ -78,7 +78,8 @@ struct ServiceContext {
   std::atomic<bool> draining{false};        // new calls are refused
   std::atomic<int64_t> calls_in_flight{0};  // of our own services
   LiveRequests live;
-  WorkPool work{16};
+  WorkPool events{4};  // writes what the engine has drawn; its jobs never wait
+  WorkPool work{16};   // the rest: its jobs read disks, wait for loads, and compute
 };
 
 }  // namespace stillhouse

@@ -5,6 +5,7 @@
 #include "kernels/base/logging.h"
 #include "kernels/base/strings.h"
 #include "server/tenancy/reason.h"
+#include "server/token/utf8.h"
 #include "stillhouse/v1/errors.pb.h"
 
 namespace stillhouse {
@@ -45,6 +46,13 @@ std::string WithoutPaths(std::string_view message) {
     i = end;
   }
   return out;
+}
+
+std::string PublicMessage(absl::StatusCode code, std::string_view message) {
+  if (code == absl::StatusCode::kInternal || code == absl::StatusCode::kUnknown) {
+    return "the server failed to do this; its log says why";
+  }
+  return ToValidUtf8(WithoutPaths(message));
 }
 
 const char* CodeName(absl::StatusCode code) {
@@ -93,11 +101,10 @@ std::string ReasonOf(const absl::Status& status) {
 
 grpc::Status ToGrpcStatus(const absl::Status& status) {
   if (status.ok()) return grpc::Status();
-  std::string message = Bounded(WithoutPaths(ToStd(status.message())));
   if (status.code() == absl::StatusCode::kInternal || status.code() == absl::StatusCode::kUnknown) {
     STILLHOUSE_LOG(ERROR) << "a call failed: " << status;
-    message = "the server failed to do this; its log says why";
   }
+  const std::string message = Bounded(PublicMessage(status.code(), ToStd(status.message())));
   const Reason reason = GetReason(status);
   v1::Status details;
   details.set_code(static_cast<int>(status.code()));

@@ -24,6 +24,9 @@ const char* CodeName(absl::StatusCode code);
 // The reason that ToGrpcStatus sends: the status's own, or its code's, such as "NOT_FOUND".
 std::string ReasonOf(const absl::Status& status);
 
+// What a caller may read of a failure: valid UTF-8 without file paths; of INTERNAL and UNKNOWN, nothing of the cause.
+std::string PublicMessage(absl::StatusCode code, std::string_view message);
+
 // `message` with every absolute path cut down to its last part.
 std::string WithoutPaths(std::string_view message);
 

@@ -24,7 +24,7 @@ enum class PreTokenizer {
   kQwen2,     // Qwen2 and Qwen3: NFC, digits alone ("qwen2")
 };
 
-// NOT_FOUND-free lookup by the GGUF name; INVALID_ARGUMENT names an unknown one and lists what is supported.
+// By the GGUF name; UNIMPLEMENTED names an unknown one and lists what is supported.
 absl::StatusOr<PreTokenizer> PreTokenizerFromName(std::string_view name);
 std::string_view PreTokenizerName(PreTokenizer pre);
 

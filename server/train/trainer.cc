@@ -210,22 +210,21 @@ double CartridgeTrainer::rows_done_fraction() const {
 }
 
 // Every epoch is a permutation of its own; a step takes the next rows_per_step of them, across the epochs' border.
-std::vector<const Conversation*> CartridgeTrainer::StepConversations(int64_t step) const {
+std::vector<const Conversation*> CartridgeTrainer::StepConversations(int64_t step) {
   const int64_t n = static_cast<int64_t>(training_.size());
   const int64_t rows = std::min(options_.rows_per_step, n);
   std::vector<const Conversation*> out;
-  int64_t epoch = -1;
-  std::vector<int64_t> order(static_cast<size_t>(n));
   for (int64_t i = step * rows; i < (step + 1) * rows; ++i) {
-    if (i / n != epoch) {
-      epoch = i / n;
-      std::iota(order.begin(), order.end(), 0);
+    if (i / n != epoch_) {
+      epoch_ = i / n;
+      order_.resize(static_cast<size_t>(n));
+      std::iota(order_.begin(), order_.end(), 0);
       for (int64_t j = n - 1; j > 0; --j) {
-        const uint64_t draw = Mix(Mix(options_.seed ^ 0x7261696eull) + static_cast<uint64_t>(epoch * n + j));
-        std::swap(order[static_cast<size_t>(j)], order[draw % static_cast<uint64_t>(j + 1)]);
+        const uint64_t draw = Mix(Mix(options_.seed ^ 0x7261696eull) + static_cast<uint64_t>(epoch_ * n + j));
+        std::swap(order_[static_cast<size_t>(j)], order_[draw % static_cast<uint64_t>(j + 1)]);
       }
     }
-    out.push_back(&training_[static_cast<size_t>(order[static_cast<size_t>(i % n)])]);
+    out.push_back(&training_[static_cast<size_t>(order_[static_cast<size_t>(i % n)])]);
   }
   return out;
 }

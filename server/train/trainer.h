@@ -95,7 +95,7 @@ class CartridgeTrainer {
   Values MakeValues(const Context& ctx) const;
   Tensor Trained(const Tensor& t) const;  // without the frozen slots
   void Prepare();
-  std::vector<const Conversation*> StepConversations(int64_t step) const;
+  std::vector<const Conversation*> StepConversations(int64_t step);
   double LearningRate(int64_t step) const;
   absl::Status RunStepPiece(const Context& ctx);
   absl::Status FinishStep(const Context& ctx);
@@ -111,6 +111,8 @@ class CartridgeTrainer {
   std::shared_ptr<const Weights> weights_;
   TrainerOptions options_;
   std::vector<Conversation> training_, held_out_;
+  int64_t epoch_ = -1;          // whose order the next line has
+  std::vector<int64_t> order_;  // of training_
   int64_t slots_ = 0, next_position_ = 0, frozen_ = 0;
   std::string label_;
 

@@ -249,6 +249,23 @@ TEST_F(StoreTest, ListsArtifactsOfOneOrAllCorpora) {
   EXPECT_TRUE(store_->ListArtifacts("other", "", {}).value().rows.empty());
 }
 
+TEST_F(StoreTest, TheNewestArtifactIsTheLastThatIsFit) {
+  AddCorpus("acme", "doc", "the text");
+  EXPECT_TRUE(absl::IsNotFound(store_->GetNewestArtifact("acme", "doc").status()));
+  EXPECT_TRUE(absl::IsNotFound(store_->GetNewestArtifact("acme", "doc2").status()));
+  for (const char* cache : {"b", "a", "c"}) {
+    g_now += absl::Seconds(1);
+    ASSERT_TRUE(store_->PutArtifact(Spec(cache), cache).ok());
+  }
+  ASSERT_TRUE(store_->PutArtifact(Spec("d"), "d").ok());  // at the same time as c
+  EXPECT_EQ(store_->GetNewestArtifact("acme", "doc").value().cache_id, "d");
+  ASSERT_TRUE(store_->DeleteArtifact("acme", "doc", "d").ok());
+  EXPECT_EQ(store_->GetNewestArtifact("acme", "doc").value().cache_id, "c");
+  ASSERT_TRUE(store_->QuarantineArtifact("acme", "doc", "c", "bad").ok());
+  EXPECT_EQ(store_->GetNewestArtifact("acme", "doc").value().cache_id, "a");
+  EXPECT_TRUE(absl::IsNotFound(store_->GetNewestArtifact("other", "doc").status()));
+}
+
 TEST_F(StoreTest, DamagedFilesAreDataLossAndQuarantineMovesThem) {
   AddCorpus("acme", "doc", "the text");
   AddCorpus("other", "doc", "the text");

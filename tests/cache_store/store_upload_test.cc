@@ -5,6 +5,8 @@
 #include <fstream>
 #include <thread>
 
+#include "absl/time/clock.h"
+#include "cache_store/garbage_collector.h"
 #include "cache_store/store.h"
 #include "kernels/base/sha256.h"
 #include "tests/cache_store/temp_dir.h"
@@ -306,6 +308,19 @@ TEST_F(StoreUploadTest, IdleUploadsExpireAndActiveOnesDoNot) {
   EXPECT_TRUE(absl::IsNotFound(store_->GetUpload("acme", idle).status()));
   EXPECT_EQ(Received(active), 3u);
   EXPECT_EQ(Files("uploads").size(), 2u);
+}
+
+TEST_F(StoreUploadTest, GarbageGoesWhileTheStoreIsOpen) {
+  const std::string idle = Begin(Spec("idle", "a"));
+  g_now += absl::Hours(25);
+  GarbageCollector collector(store_.get(), absl::Milliseconds(1));
+  const absl::Time deadline = absl::Now() + absl::Seconds(30);
+  while (store_->GetUpload("acme", idle).ok() && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_TRUE(absl::IsNotFound(store_->GetUpload("acme", idle).status()));
+}
+
+TEST_F(StoreUploadTest, ACollectorThatWaitsStopsAtOnce) {
+  GarbageCollector collector(store_.get(), absl::InfiniteDuration());
 }
 
 TEST_F(StoreUploadTest, ConcurrentUploadsAndReads) {

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "client/client.h"
@@ -122,6 +123,10 @@ class FakeCaches : public v1::Caches::Service {
     ++gets;
     return Refusal(grpc::NOT_FOUND, "There is no cache \"x\".", "CACHE_NOT_FOUND");
   }
+  grpc::Status DeleteCache(grpc::ServerContext*, const v1::DeleteCacheRequest*, v1::DeleteCacheResponse*) override {
+    if (!std::exchange(there, false)) return Refusal(grpc::NOT_FOUND, "There is no cache \"x\".", "CACHE_NOT_FOUND");
+    return failures-- > 0 ? grpc::Status(grpc::UNAVAILABLE, "Connection reset by peer") : grpc::Status::OK;
+  }
   grpc::Status ExportCache(grpc::ServerContext*, const v1::ExportCacheRequest*,
                            grpc::ServerWriter<v1::ExportCacheResponse>* writer) override {
     const std::string file(3 << 20, 'k');
@@ -152,6 +157,7 @@ class FakeCaches : public v1::Caches::Service {
   std::vector<std::string> request_ids;
   int failures = 0;
   int gets = 0;
+  bool there = true;  // the cache that DeleteCache deletes
   bool corrupt = false;
 };
 
@@ -363,6 +369,12 @@ TEST_F(ClientServerTest, ARetriedBuildKeepsItsRequestId) {
   ASSERT_THAT(caches.request_ids, SizeIs(3));
   EXPECT_FALSE(caches.request_ids[0].empty());
   EXPECT_EQ(caches.request_ids[0], caches.request_ids[2]);
+}
+
+TEST_F(ClientServerTest, ADeletionWhoseAnswerWasLostIsDone) {
+  caches.failures = 1;
+  EXPECT_TRUE(client->DeleteCache("tenants/t/corpora/c/caches/x").ok());
+  EXPECT_TRUE(absl::IsNotFound(client->DeleteCache("tenants/t/corpora/c/caches/x")));
 }
 
 TEST_F(ClientServerTest, RefusalsAreNotRetried) {

@@ -90,7 +90,8 @@ TEST(LocalAddress, LoopbackAndSocketsOnly) {
   for (const char* address : {"127.0.0.1:1", "127.9.9.9:1", "localhost:7070", "[::1]:7070", "unix:/run/x"}) {
     EXPECT_TRUE(IsLocalAddress(address)) << address;
   }
-  for (const char* address : {"10.0.0.1:1", "example.org:443", "localhost.example.org:1", "[::2]:1", "0.0.0.0:1"}) {
+  for (const char* address : {"10.0.0.1:1", "example.org:443", "localhost.example.org:1", "127.example.org:1",
+                              "127.0.0.1.example.org:1", "[::2]:1", "0.0.0.0:1"}) {
     EXPECT_FALSE(IsLocalAddress(address)) << address;
   }
 }

@@ -77,8 +77,12 @@ class Caches(caches_pb2_grpc.CachesServicer):
 class Operations(operations_pb2_grpc.OperationsServicer):
     waits = 0
     fail = False
+    away = 0  # calls that find the server restarting
 
     def WaitOperation(self, request, context):
+        if self.away:
+            self.away -= 1
+            context.abort(grpc.StatusCode.UNAVAILABLE, "Connection refused")
         self.waits += 1
         operation = v1.operations.Operation(name=request.name, done=self.waits >= 2)
         operation.metadata.fraction = self.waits / 2
@@ -136,6 +140,11 @@ class PythonClientTest(unittest.TestCase):
         self.assertEqual(self.caches.request.parent, "tenants/t/corpora/doc")
         self.assertEqual(len(self.caches.request.request_id), 36)
 
+    def test_a_restarting_server_is_waited_for(self):
+        self.operations.away = 2
+        self.assertEqual(self.house.build("doc").slots, 7)
+        self.assertEqual(self.operations.away, 0)
+
     def test_a_failed_build_raises_its_error(self):
         self.operations.fail = True
         with self.assertRaises(stillhouse.Error) as caught:
@@ -155,8 +164,11 @@ class PythonClientTest(unittest.TestCase):
         self.assertEqual(caught.exception.reason, "CACHE_NOT_FOUND")
 
     def test_keys_stay_home_without_tls(self):
-        with self.assertRaises(ValueError):
-            stillhouse.Client("example.org:7070", key="secret")
+        for address in ("example.org:7070", "127.example.org:7070", "localhost.example.org:7070", "0.0.0.0:7070"):
+            with self.assertRaises(ValueError, msg=address):
+                stillhouse.Client(address, key="secret")
+        for address in ("localhost:7070", "127.0.0.2:7070", "[::1]:7070", "unix:/run/stillhouse"):
+            stillhouse.Client(address, key="secret").close()
 
 
 if __name__ == "__main__":

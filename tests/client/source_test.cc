@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -83,6 +84,17 @@ TEST_F(SourceTest, PartialFilesAppearWholeOrNotAtAll) {
   ASSERT_TRUE((*file)->Commit().ok());
   EXPECT_EQ(*ReadText(path, 100), "whole");
   EXPECT_EQ(Files(), 1u);
+}
+
+TEST_F(SourceTest, PartialFilesHaveThePermissionsOfAnyNewFile) {
+  const mode_t before = umask(027);
+  auto file = PartialFile::Create(folder_ + "/out");
+  umask(before);
+  ASSERT_TRUE(file.ok());
+  ASSERT_TRUE((*file)->Commit().ok());
+  using std::filesystem::perms;
+  EXPECT_EQ(std::filesystem::status(folder_ + "/out").permissions(),
+            perms::owner_read | perms::owner_write | perms::group_read);
 }
 
 TEST_F(SourceTest, ReadTextHasALimit) {

@@ -118,6 +118,12 @@ class Builds(ServerCase):
         with self.assert_code(CODE.INVALID_ARGUMENT, CODE.ALREADY_EXISTS):
             self.server.build("doc", "other", types_pb2.FULL, request_id=request_id)
 
+    def test_a_question_that_does_not_fit_ends_with_a_sentence(self):
+        question = "x" + "é" * 200
+        operation = self.server.build("doc", "asked", types_pb2.FULL,
+                                      evaluation=caches_pb2.EvaluationOptions(questions=[question]))
+        self.assertIn("that begins \"x" + "é" * 19 + "\"", operation.error.message)
+
     def test_refusals(self):
         with self.assert_code(CODE.NOT_FOUND):
             self.server.build("missing", "x", types_pb2.FULL)
@@ -177,6 +183,22 @@ class Builds(ServerCase):
                 self.server.caches.ImportCache(imported(f"broken-{i}", broken), timeout=30)
             with self.assert_code(CODE.NOT_FOUND):
                 self.server.caches.GetCache(caches_pb2.GetCacheRequest(name=cache_name("doc", f"broken-{i}")))
+        self.assertEqual(self.server.caches.ImportCache(imported("noted", with_note(data, "x" * 1000))).slots, cache.slots)
+        with self.assert_code(CODE.INVALID_ARGUMENT):  # lists would carry it
+            self.server.caches.ImportCache(imported("verbose", with_note(data, "x" * (64 << 10))))
+
+
+def with_note(artifact, note):
+    """The artifact with `note` in its recipe and the digest that FORMAT.md asks for."""
+    length = int.from_bytes(artifact[:8], "little")
+    header = json.loads(artifact[8:8 + length])
+    meta = header["__metadata__"]
+    described = json.loads(meta["stillhouse.artifact"])
+    described["hyperparameters"]["note"] = note
+    header["__metadata__"] = {"stillhouse.sha256": "0" * 64, "stillhouse.artifact": json.dumps(described)}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    whole = len(text).to_bytes(8, "little") + text + artifact[8 + length:]
+    return whole[:46] + hashlib.sha256(whole).hexdigest().encode() + whole[110:]
 
 
 class Restarts(unittest.TestCase):
@@ -201,6 +223,7 @@ class Restarts(unittest.TestCase):
         self.server.start()
         self.assertEqual(self.ask(operation.cache), before)
         self.assertEqual(self.server.metric("stillhouse_cache_route_total", outcome="cold"), 1)
+        self.assertGreaterEqual(self.server.metric("stillhouse_compression_ratio_count"), 1)
 
     def test_caches_that_left_come_back_from_host_memory(self):
         names = []

@@ -1,10 +1,11 @@
 """Queries, seen from outside."""
+import subprocess
 import threading
 import time
 import uuid
 
 import grpc
-from harness import DOCUMENT, Answer, ServerCase, cache_name
+from harness import BUILD, DOCUMENT, Answer, ServerCase, cache_name
 from stillhouse.v1 import caches_pb2, inference_pb2, types_pb2
 
 CONTEXT = 512  # of the tiny model
@@ -160,11 +161,24 @@ class Limits(ServerCase):
         self.assertAlmostEqual(score.total_logprob, sum(t.logprob for t in score.tokens), places=4)
 
 
+class CommandLine(ServerCase):
+    def test_output_that_cannot_be_written_is_an_error(self):
+        for flags in ((), ("--json",)):
+            with open("/dev/full", "wb") as full:
+                run = subprocess.run([f"{BUILD}/bin/stillhouse", *flags, "--address", self.server.address, "tokenize", "hi"],
+                                     stdout=full, stderr=subprocess.PIPE, text=True)
+            self.assertNotEqual(run.returncode, 0, flags)
+            self.assertIn("Standard output cannot be written.", run.stderr)
+
+
 class Lifetimes(ServerCase):
     FLAGS = ("--max-sequences", "1", "--max-queue", "4")
 
     def at_rest(self):
-        return (self.server.metric("stillhouse_requests_running") == 0 and self.server.metric("stillhouse_requests_waiting") == 0)
+        # A call is counted a moment after its sequence is gone.
+        calls = lambda what: self.server.metric(f"grpc_server_{what}_total", grpc_method="Query")
+        return (self.server.metric("stillhouse_requests_running") == 0 and self.server.metric("stillhouse_requests_waiting") == 0
+                and calls("handled") == calls("started"))
 
     def tearDown(self):
         self.eventually(self.at_rest, what="gauges at zero")
@@ -196,21 +210,22 @@ class Lifetimes(ServerCase):
         running = self.long_query()
         next(running)
         queued = self.server.query_stream("queued", max_tokens=4)
-        time.sleep(0.05)
+        next(queued)  # accepted, so it is in the queue
         queued.cancel()
         running.cancel()
         self.eventually(self.at_rest, what="memory back")
 
     def test_a_deadline_that_passes_in_the_queue_is_never_executed(self):
         before = self.server.metric("stillhouse_tokens_total", kind="completion")
-        running = [self.server.query_stream("long", max_tokens=500, ignore_eos=True) for _ in range(3)]
-        for r in running:
-            threading.Thread(target=lambda r=r: list(r), daemon=True).start()
+        running = [self.long_query() for _ in range(4)]
+        for stream in running:
+            next(stream)  # accepted, so it is before the late one
         with self.assert_code(CODE.DEADLINE_EXCEEDED):
-            list(self.server.query_stream("late", max_tokens=500, ignore_eos=True, timeout=0.001))
-        for r in running:
-            r.cancel()
-        del before
+            list(self.server.query_stream("late", max_tokens=100, ignore_eos=True, timeout=0.001))
+        for stream in running:
+            list(stream)
+        self.eventually(self.at_rest)
+        self.assertEqual(self.server.metric("stillhouse_tokens_total", kind="completion") - before, 4 * 480)
 
     def test_a_full_queue_refuses_with_unavailable(self):
         streams = [self.long_query() for _ in range(12)]

@@ -8,6 +8,7 @@
 
 #include "kernels/base/logging.h"
 #include "server/corpus/build_checkpoint.h"
+#include "server/corpus/build_record.h"
 #include "server/corpus/build_spec.h"
 #include "server/service/artifact_summary.h"
 #include "server/service/build_request.h"
@@ -79,7 +80,7 @@ void Summary(std::string_view text) {
   header.fingerprints.dtype = "F32";
   header.slots = 3;
   header.quality_json = header.hyperparameters_json = std::string(text);
-  FillFromSummary(ArtifactSummaryJson(header, text.substr(0, 40)), &cache);
+  FillFromSummary(SummaryJson(header, text.substr(0, 40)), &cache);
   STILLHOUSE_CHECK(cache.slots() == 3);
 }
 

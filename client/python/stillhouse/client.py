@@ -1,6 +1,7 @@
 """Upload documents, build memories of them, ask questions."""
 
 import hashlib
+import ipaddress
 import os
 import time
 import uuid
@@ -11,6 +12,7 @@ from stillhouse import messages as v1
 from stillhouse.v1 import caches_pb2_grpc, corpora_pb2_grpc, inference_pb2_grpc, operations_pb2_grpc, server_pb2_grpc
 
 _CHUNK = 256 * 1024
+_ATTEMPTS = 6
 _TRANSIENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 
 
@@ -33,6 +35,16 @@ def _error(call):
     return Error(call.details(), call.code().name, reason)
 
 
+def _is_local(address):
+    if address.startswith("unix:"):
+        return True
+    host = address.rpartition(":")[0]
+    try:
+        return host in ("localhost", "[::1]") or ipaddress.IPv4Address(host).is_loopback
+    except ValueError:  # a host name, such as 127.example.org
+        return False
+
+
 class Client:
     """One connection. Thread-safe. Names are short ("handbook", "handbook/quick") or full ("tenants/…")."""
 
@@ -43,8 +55,9 @@ class Client:
         if credentials is not None:
             self._channel = grpc.secure_channel(address, credentials, options)
         else:
-            local = address.startswith(("unix:", "localhost:", "127.", "[::1]:"))
-            if key and not local:
+            if _is_local(address):
+                options.append(("grpc.enable_http_proxy", 0))
+            elif key:
                 raise ValueError("the key would travel unencrypted to another host: pass credentials= for TLS")
             self._channel = grpc.insecure_channel(address, options)
         self._metadata = (("authorization", "Bearer " + key),) if key else ()
@@ -75,6 +88,17 @@ class Client:
         except grpc.RpcError as call:
             raise _error(call) from None
 
+    def _patiently(self, method, request):
+        """A call that may be sent again, while the server cannot be reached or is restarting."""
+        for attempt in range(1, _ATTEMPTS):
+            try:
+                return self._call(method, request)
+            except Error as error:
+                if error.code != "UNAVAILABLE":
+                    raise
+            time.sleep(min(8.0, 0.25 * 2 ** (attempt - 1)))
+        return self._call(method, request)
+
     def tenant(self):
         """The full name of the tenant that this client speaks for."""
         if self._tenant is None:
@@ -89,7 +113,7 @@ class Client:
         name = f"{self.tenant()}/corpora/{corpus}"
         return f"{name}/caches/{cache}" if cache else name
 
-    def upload(self, corpus_id, data, title="", media_type="text/plain", attempts=6):
+    def upload(self, corpus_id, data, title="", media_type="text/plain", attempts=_ATTEMPTS):
         """Sends a document (bytes or str) and returns the sealed Corpus; goes on after a broken stream."""
         if isinstance(data, str):
             data = data.encode()
@@ -106,7 +130,7 @@ class Client:
         for attempt in range(1, attempts + 1):
             offset = 0
             try:
-                upload = self._call(self.corpora.GetUpload, v1.corpora.GetUploadRequest(header=header))
+                upload = self._patiently(self.corpora.GetUpload, v1.corpora.GetUploadRequest(header=header))
                 if upload.HasField("corpus"):
                     return upload.corpus
                 offset = upload.committed_bytes
@@ -130,20 +154,20 @@ class Client:
         """
         request = v1.caches.BuildCacheRequest(
             parent=self.name(corpus), cache_id=cache_id, request_id=str(uuid.uuid4()), **fields)
-        operation = self._call(self.caches.BuildCache, request)
+        operation = self._patiently(self.caches.BuildCache, request)
         if not wait:
             return operation
         wanted = v1.operations.WaitOperationRequest(name=operation.name)
         wanted.timeout.FromMilliseconds(500)
         while not operation.done:
-            operation = self._call(self.operations.WaitOperation, wanted)
+            operation = self._patiently(self.operations.WaitOperation, wanted)
             if progress is not None:
                 progress(operation)
         if operation.HasField("error"):
             failure = operation.error
             code = {c.value[0]: c.name for c in grpc.StatusCode}.get(failure.code, str(failure.code))
             raise Error(failure.message, code, failure.reason)
-        return self._call(self.caches.GetCache, v1.caches.GetCacheRequest(name=operation.cache))
+        return self._patiently(self.caches.GetCache, v1.caches.GetCacheRequest(name=operation.cache))
 
     def events(self, messages, caches=(), **sampling):
         """Streams the QueryEvents of an answer. `messages`: a question, or a list of (role, content)."""

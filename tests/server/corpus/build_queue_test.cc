@@ -6,6 +6,7 @@
 #include <future>
 #include <utility>
 
+#include "absl/time/clock.h"
 #include "tests/server/corpus/corpus_fixture.h"
 
 namespace stillhouse {
@@ -190,7 +191,40 @@ TEST_F(BuildQueueTest, FullQueuesSayItIsTheServer) {
   const BuildInfo running = Enqueue(Long("a"));
   WaitUntilTraining(running);
   Enqueue(Long("b"));
-  EXPECT_EQ(queue_->Enqueue(Long("c"), "").status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(queue_->Enqueue(Long("c"), "").status().code(), absl::StatusCode::kUnavailable);
+}
+
+TEST_F(BuildQueueTest, TenantsTakeTurns) {
+  queue_.reset();
+  options_.max_waiting_per_tenant = 3;
+  Start();
+  rig_->Upload("book", StoryOf(80), "other");
+  const auto of_other = [&](BuildSpec spec) {
+    spec.tenant = "other";
+    return spec;
+  };
+  const BuildInfo running = Enqueue(Long("a"));
+  WaitUntilTraining(running);
+  const BuildInfo second = Enqueue(Long("b"));
+  const BuildInfo third = Enqueue(Long("c"));
+  const BuildInfo theirs = Enqueue(of_other(Long("a")));
+  const BuildInfo theirs_too = Enqueue(of_other(Long("b")));
+  const auto position = [&](const BuildInfo& info) {
+    return queue_->Get(info.row.tenant, info.row.operation_id)->queue_position;
+  };
+  EXPECT_EQ(position(theirs), 1);
+  EXPECT_EQ(position(second), 2);
+  EXPECT_EQ(position(theirs_too), 3);
+  EXPECT_EQ(position(third), 4);
+  Enqueue(Long("d"));
+  EXPECT_EQ(queue_->Enqueue(Long("e"), "").status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_TRUE(queue_->Enqueue(of_other(Long("e")), "").ok());
+  ASSERT_TRUE(queue_->Cancel("acme", running.row.operation_id).ok());
+  WaitFor(running);
+  const absl::Time deadline = absl::Now() + absl::Seconds(60);
+  while (position(theirs) != 0 && absl::Now() < deadline) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_EQ(queue_->Get("other", theirs.row.operation_id)->row.state, OperationState::kRunning);
+  EXPECT_EQ(position(second), 1);
 }
 
 TEST_F(BuildQueueTest, WaitEndsAtItsDeadlineOrWhenStopped) {

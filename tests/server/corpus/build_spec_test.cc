@@ -117,7 +117,7 @@ TEST(BuildSpec, NamesTheFieldThatIsWrong) {
       {"self_study.questions[0]", [](BuildSpec& s) { s.self_study.questions = {std::string(4097, 'x')}; }},
       {"training.learning_rate", [](BuildSpec& s) { s.training.learning_rate = 0.0; }},
       {"training.learning_rate", [&](BuildSpec& s) { s.training.learning_rate = nan; }},
-      {"training.warmup_fraction", [](BuildSpec& s) { s.training.warmup_fraction = 1.5; }},
+      {"training.warmup_fraction", [](BuildSpec& s) { s.training.warmup_fraction = 1.0; }},
       {"training.rows_per_step", [](BuildSpec& s) { s.training.rows_per_step = 257; }},
       {"training.steps", [](BuildSpec& s) { s.training.steps = 0; }},
       {"training.max_training_tokens", [](BuildSpec& s) { s.training.max_training_tokens = 0; }},

@@ -56,17 +56,18 @@ class Rig {
     return {engine.get(), store.get(), directory.get(), model.tokenizer.get(), model.chat.get()};
   }
 
-  void Upload(const std::string& corpus_id, const std::string& text) {
-    if (store->GetCorpus("acme", corpus_id).ok()) return;
+  void Upload(const std::string& corpus_id, const std::string& text, const std::string& tenant = "acme") {
+    if (store->GetCorpus(tenant, corpus_id).ok()) return;
+    STILLHOUSE_CHECK(store->EnsureTenant(tenant).ok());
     UploadSpec spec;
-    spec.tenant = "acme";
+    spec.tenant = tenant;
     spec.corpus_id = corpus_id;
     spec.size = text.size();
     spec.sha256 = Sha256Hex(text);
     absl::StatusOr<UploadState> state = store->BeginUpload(spec);
     STILLHOUSE_CHECK(state.ok()) << state.status().ToString();
-    if (!text.empty()) STILLHOUSE_CHECK(store->WriteChunk("acme", state->upload_id, 0, text).ok());
-    const absl::Status sealed = store->Seal("acme", state->upload_id).status();
+    if (!text.empty()) STILLHOUSE_CHECK(store->WriteChunk(tenant, state->upload_id, 0, text).ok());
+    const absl::Status sealed = store->Seal(tenant, state->upload_id).status();
     STILLHOUSE_CHECK(sealed.ok()) << sealed.ToString();
   }
 

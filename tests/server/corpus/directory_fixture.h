@@ -24,9 +24,14 @@ class CountingObserver : public DirectoryObserver {
     ++loads;
     ++tiers[std::string(tier)];
   }
+  void OnResident(const ArtifactHeader& header) override {
+    std::lock_guard<std::mutex> lock(mutex);
+    resident_slots.push_back(static_cast<int64_t>(header.slots));
+  }
   void OnChecksumFailure() override { ++failures; }
   std::mutex mutex;
   std::map<std::string, int> routes, tiers;
+  std::vector<int64_t> resident_slots;  // of memories, as they became resident
   std::atomic<int> loads{0}, failures{0};
 };
 

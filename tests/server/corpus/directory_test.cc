@@ -175,6 +175,17 @@ TEST_F(DirectoryTest, LeastRecentlyUsedGoesFirstAndPinnedStay) {
   EXPECT_TRUE(directory->IsResident("acme", "book", "a"));
 }
 
+TEST_F(DirectoryTest, WhatCanNeverFitDrivesNothingOut) {
+  Put("small", *MakeMemory(4, 1.0f), rig_->prints);
+  Put("large", *MakeMemory(64, 1.0f), rig_->prints);
+  auto directory = MakeDirectory(2 * BytesLoaded(4, *rig_->backend));
+  ASSERT_TRUE(directory->Pin("acme", "book", "small").ok());
+  const absl::Status status = directory->Pin("acme", "book", "large").status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("--resident-memory"));
+  EXPECT_TRUE(directory->IsResident("acme", "book", "small"));
+}
+
 TEST_F(DirectoryTest, AHeldMemoryOutlivesItsName) {
   const ArtifactRow row = Put("a", *MakeMemory(16, 1.0f), rig_->prints);
   const int64_t bytes = PackMemory(rig_->ctx, *MakeMemory(16, 0.0f), DType::kF32)->allocated_bytes();
@@ -225,6 +236,32 @@ TEST_F(DirectoryTest, PublishReplacesAtOnce) {
   EXPECT_TRUE(fresh->was_resident);
   EXPECT_EQ(fresh->memory->slots, 6);
   EXPECT_EQ(old->memory->slots, 4);
+}
+
+TEST_F(DirectoryTest, WhatLeftTheStoreBeforeItWasPublishedIsNotServed) {
+  const ArtifactRow deleted = Put("a", *MakeMemory(4, 1.0f), rig_->prints);
+  const ArtifactRow replaced = Put("b", *MakeMemory(4, 1.0f), rig_->prints);
+  auto directory = MakeDirectory(1 << 24);
+  const ArtifactHeader header = directory->Pin("acme", "book", "a")->header;
+  ASSERT_TRUE(rig_->store->DeleteArtifact("acme", "book", "a", "").ok());
+  directory->Forget("acme", "book", "a");
+  directory->Publish("acme", "book", "a", deleted, header, MakeMemory(4, 1.0f));
+  EXPECT_FALSE(directory->IsResident("acme", "book", "a"));
+  EXPECT_EQ(directory->Pin("acme", "book", "a").status().code(), absl::StatusCode::kNotFound);
+  Put("b", *MakeMemory(6, 2.0f), rig_->prints);
+  directory->Publish("acme", "book", "b", replaced, header, MakeMemory(4, 1.0f));
+  EXPECT_EQ(directory->Pin("acme", "book", "b")->memory->slots, 6);
+}
+
+TEST_F(DirectoryTest, TheObserverSeesWhatBecomesResident) {
+  const ArtifactRow row = Put("a", *MakeMemory(5, 1.0f), rig_->prints);
+  CountingObserver observer;
+  auto directory = MakeDirectory(1 << 24, &observer);
+  ArtifactHeader header = directory->Pin("acme", "book", "a")->header;
+  ASSERT_TRUE(directory->Pin("acme", "book", "a").ok());  // it is there already
+  header.slots = 6;
+  directory->Publish("acme", "book", "a", row, header, MakeMemory(6, 1.0f));
+  EXPECT_THAT(observer.resident_slots, ::testing::ElementsAre(5, 6));
 }
 
 }  // namespace

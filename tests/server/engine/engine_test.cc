@@ -6,6 +6,7 @@
 #include <mutex>
 #include <thread>
 
+#include "absl/synchronization/notification.h"
 #include "absl/time/clock.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -319,6 +320,7 @@ TEST_F(EngineTest, ADeadlineInTheQueueIsNeverExecuted) {
   ASSERT_TRUE(engine->Submit(std::move(late), sink).ok());
   ASSERT_TRUE(sink->WaitFinished());
   EXPECT_EQ(sink->status_.code(), absl::StatusCode::kDeadlineExceeded);
+  EXPECT_EQ(sink->usage_.prompt_tokens, 0);
   EXPECT_EQ(sink->usage_.completion_tokens, 0);
   engine->Cancel(*first);
   ASSERT_TRUE(running->WaitFinished());
@@ -339,6 +341,38 @@ TEST_F(EngineTest, AFullQueueRefuses) {
     refused = handle.status();
   }
   EXPECT_EQ(refused.code(), absl::StatusCode::kUnavailable);
+  for (const auto& handle : handles) engine->Cancel(handle);
+  for (size_t i = 0; i < handles.size(); ++i) EXPECT_TRUE(sinks[i]->WaitFinished());
+}
+
+TEST_F(EngineTest, WithoutAQueueThePlacesAreStillGiven) {
+  EngineOptions options;
+  options.max_sequences = 4;
+  options.max_waiting = 0;
+  auto engine = Start(options);
+  // They come while the engine's thread is busy.
+  absl::Notification busy, go_on;
+  std::thread task([&] {
+    const auto wait = [&](const Context&) {
+      busy.Notify();
+      go_on.WaitForNotification();
+      return absl::OkStatus();
+    };
+    EXPECT_TRUE(engine->Execute(Priority::kInteractive, wait).ok());
+  });
+  busy.WaitForNotification();
+  std::vector<std::shared_ptr<Collector>> sinks;
+  std::vector<GenerationHandle> handles;
+  for (int i = 0; i < 4; ++i) {
+    sinks.push_back(std::make_shared<Collector>());
+    auto handle = engine->Submit(Request(Prompt("q"), 400), sinks.back());
+    EXPECT_TRUE(handle.ok()) << handle.status();
+    if (handle.ok()) handles.push_back(*handle);
+  }
+  EXPECT_EQ(engine->Submit(Request(Prompt("q"), 400), std::make_shared<Collector>()).status().code(),
+            absl::StatusCode::kUnavailable);
+  go_on.Notify();
+  task.join();
   for (const auto& handle : handles) engine->Cancel(handle);
   for (size_t i = 0; i < handles.size(); ++i) EXPECT_TRUE(sinks[i]->WaitFinished());
 }
@@ -442,15 +476,6 @@ TEST_F(EngineTest, WorkThatTheDeviceHasNoMemoryForFailsAloneAndQueriesGoOn) {
   EXPECT_EQ(Generate(*engine, study), alone);
   EXPECT_EQ(pool.overflowed_bytes(), before);
   EXPECT_EQ(engine->stats().pages_free, engine->stats().pages_total);
-}
-
-TEST_F(EngineTest, DrainWaitsAndThenRefuses) {
-  auto engine = Start();
-  auto sink = std::make_shared<Collector>();
-  ASSERT_TRUE(engine->Submit(Request(Prompt("to the end"), 50), sink).ok());
-  EXPECT_TRUE(engine->Drain(absl::Now() + absl::Seconds(60)));
-  EXPECT_EQ(sink->ids().size(), 50u);
-  EXPECT_EQ(engine->Submit(Request(Prompt("x"), 1), sink).status().code(), absl::StatusCode::kUnavailable);
 }
 
 TEST_F(EngineTest, DestructionEndsEverything) {

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "server/corpus/build_record.h"
 #include "stillhouse/v1/caches.pb.h"
 
 namespace stillhouse {
@@ -23,7 +24,7 @@ TEST(ArtifactSummaryTest, WhatGoesInComesOut) {
       R"({"rows":[{"memory":"cache","mean_nll":1.5,"kv_bytes":7,"recovered":0.9}],"recovered":0.9,"questions":8,"new":1})";
   header.hyperparameters_json = R"({"steps":170})";
   v1::Cache cache;
-  FillFromSummary(ArtifactSummaryJson(header, "The book"), &cache);
+  FillFromSummary(SummaryJson(header, "The book"), &cache);
   EXPECT_EQ(cache.display_name(), "The book");
   EXPECT_EQ(cache.slots(), 10);
   EXPECT_EQ(cache.logical_length(), 95);

@@ -11,6 +11,8 @@
 #include <mutex>
 #include <thread>
 
+#include "absl/synchronization/notification.h"
+#include "absl/time/clock.h"
 #include "kernels/base/sha256.h"
 #include "server/metrics/metrics.h"
 #include "server/service/grpc_server.h"
@@ -343,6 +345,51 @@ TEST_F(CallsTest, ASlowReaderGetsTheWholeAnswerInFewEvents) {
   EXPECT_LT(events.size(), static_cast<size_t>(kTokens));
 }
 
+TEST_F(CallsTest, TokensStreamWhileEveryWorkerWaitsForALoad) {
+  grpc::ClientContext context;
+  auto reader = inference_->Query(&context, Ask("hello"));
+  FakeEngine::Job job = engine_.Next();
+  v1::QueryEvent event;
+  ASSERT_TRUE(reader->Read(&event));
+  const auto loaded = std::make_shared<absl::Notification>();
+  for (int i = 0; i < 64; ++i) service_->work.Post([loaded] { loaded->WaitForNotification(); });
+  ASSERT_TRUE(job.sink->OnToken(Drawn(Ids("a")[0])));
+  absl::Notification read;
+  std::thread client([&] {
+    if (reader->Read(&event)) read.Notify();
+  });
+  EXPECT_TRUE(read.WaitForNotificationWithTimeout(absl::Seconds(10)));
+  loaded->Notify();
+  client.join();
+  EXPECT_EQ(event.token().text(), "a");
+  job.sink->OnFinish(FinishReason::kMaxTokens, {}, absl::OkStatus());
+  EXPECT_TRUE(ReadAll(reader.get()).second.ok());
+}
+
+TEST_F(CallsTest, AScoreWhoseClientLeftIsToldSo) {
+  absl::Notification began, ended;
+  service_->doors.score = [&](const ScoreRequest& request) -> absl::StatusOr<ScoreResult> {
+    began.Notify();
+    const absl::Time deadline = absl::Now() + absl::Seconds(30);
+    while (!request.cancelled() && absl::Now() < deadline) std::this_thread::yield();
+    EXPECT_TRUE(request.cancelled());
+    ended.Notify();
+    return absl::CancelledError("x");
+  };
+  grpc::ClientContext context;
+  v1::ScoreRequest request;
+  request.set_prompt("hello");
+  request.set_continuation("world");
+  std::thread client([&] {
+    v1::ScoreResponse response;
+    EXPECT_EQ(inference_->Score(&context, request, &response).error_code(), grpc::StatusCode::CANCELLED);
+  });
+  began.WaitForNotification();
+  context.TryCancel();
+  ended.WaitForNotification();
+  client.join();
+}
+
 TEST_F(CallsTest, RefusalsOfTheEngineAreMapped) {
   engine_.Refuse(absl::OutOfRangeError("the prompt has 600 tokens, the context 512"));
   grpc::ClientContext first;
@@ -518,6 +565,28 @@ TEST_F(CallsTest, HostileUploadsAreRefused) {
   writer->WritesDone();
   EXPECT_EQ(writer->Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_THAT(metrics_.Expose(), HasSubstr("stillhouse_checksum_failures_total 1\n"));
+}
+
+TEST_F(CallsTest, TokenizeTakesAMebibyte) {
+  v1::TokenizeRequest request;
+  v1::TokenizeResponse response;
+  request.set_text(std::string((1 << 20) - 16, '7'));
+  grpc::ClientContext context;
+  EXPECT_TRUE(inference_->Tokenize(&context, request, &response).ok());
+  EXPECT_GT(response.ids_size(), 0);
+  for (const bool chat : {false, true}) {
+    const std::string text((1 << 20) + 1, '7');
+    request.Clear();
+    if (chat) {
+      v1::Message* message = request.mutable_messages()->add_messages();
+      message->set_role("user");
+      message->set_content(text);
+    } else {
+      request.set_text(text);
+    }
+    grpc::ClientContext refused;
+    EXPECT_EQ(inference_->Tokenize(&refused, request, &response).error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  }
 }
 
 TEST_F(CallsTest, TokenizeKeepsControlTokensOutOfText) {

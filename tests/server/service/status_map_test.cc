@@ -4,8 +4,10 @@
 #include <grpcpp/support/status.h>
 #include <gtest/gtest.h>
 
+#include "server/service/convert.h"
 #include "server/tenancy/reason.h"
 #include "stillhouse/v1/errors.pb.h"
+#include "stillhouse/v1/operations.pb.h"
 
 namespace stillhouse {
 namespace {
@@ -54,6 +56,24 @@ TEST(StatusMapTest, InternalErrorsSayNothingOfTheirCause) {
   EXPECT_EQ(status.error_code(), grpc::StatusCode::INTERNAL);
   EXPECT_THAT(status.error_message(), Not(HasSubstr("deadbeef")));
   EXPECT_THAT(status.error_details(), Not(HasSubstr("deadbeef")));
+}
+
+TEST(StatusMapTest, MessagesAreValidUtf8) {
+  // Protobuf does not read others back: the reason would be lost with them.
+  const std::string message = Details(ToGrpcStatus(absl::NotFoundError("cut within \xc3"))).message();
+  EXPECT_EQ(message, "cut within \xef\xbf\xbd");
+}
+
+TEST(StatusMapTest, FailedBuildsSayWhatFailedCallsMaySay) {
+  BuildInfo info;
+  info.row.state = OperationState::kFailed;
+  info.row.error_code = static_cast<int>(absl::StatusCode::kInvalidArgument);
+  info.row.error_message = "cut within \xc3";
+  v1::Operation read;
+  EXPECT_TRUE(read.ParseFromString(ToProto(info).SerializeAsString()));
+  info.row.error_code = static_cast<int>(absl::StatusCode::kInternal);
+  info.row.error_message = "pointer 0xdeadbeef in frobnicate()";
+  EXPECT_THAT(ToProto(info).error().message(), Not(HasSubstr("deadbeef")));
 }
 
 TEST(StatusMapTest, PathsAreCutDown) {
