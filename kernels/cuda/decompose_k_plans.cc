@@ -12,13 +12,16 @@ constexpr int64_t kLibrary = int64_t{1} << 27;  // products (m·n·k) from which
 constexpr int64_t kMostOutputs = int64_t{1} << 16;  // of warpgroups: more make too many partials
 
 // Slices of at least two stages where warpgroups have work: a block for every second multiprocessor, as measured, or
-// for each where the slices would be too long. False: another way.
+// for nearly each where the slices would be too long: blocks of a cluster lie in one part of the GPU, so that few fill
+// it. False: another way.
 bool ChooseWarpgroups(const DecomposeKShape& s, int multiprocessors, int splits, DecomposeKPlan* plan) {
   if (!CanSlice(s) || s.m <= 32 || s.n <= 32 || s.m * s.n > kMostOutputs) return false;
-  DecomposeKPlan chosen{DecomposeKWay::kWarpgroups, s.m <= 64 ? 64 : 128, 64, splits};
-  const int64_t tiles = CeilDiv(s.m, chosen.tile_m) * CeilDiv(s.n, chosen.tile_n), most = CeilDiv(s.k, 128);
-  for (int64_t blocks : {multiprocessors / 2, multiprocessors}) {
-    if (splits == 0) chosen.splits = SlicesOf(s.k, static_cast<int>(std::min(blocks / tiles, most)));
+  const auto side = [](int64_t x) { return x <= 64 ? 64 : x <= 128 ? 128 : 256; };
+  DecomposeKPlan chosen{DecomposeKWay::kWarpgroups, side(s.m), side(s.n), splits};
+  const int64_t blocks = CeilDiv(s.m, chosen.tile_m) * CeilDiv(s.n, chosen.tile_n) * WarpgroupBlocks(chosen);
+  const int64_t most = CeilDiv(s.k, 128);
+  for (int64_t fill : {multiprocessors / 2, multiprocessors - multiprocessors / 8}) {
+    if (splits == 0) chosen.splits = SlicesOf(s.k, static_cast<int>(std::min(fill / blocks, most)));
     if (!CanWarpgroups(s, chosen)) continue;
     *plan = chosen;
     return true;
@@ -27,12 +30,14 @@ bool ChooseWarpgroups(const DecomposeKShape& s, int multiprocessors, int splits,
 }
 
 // About one block a multiprocessor, in slices of at least two stages.
-DecomposeKPlan ChooseSlices(const DecomposeKShape& s, int multiprocessors, int splits, DecomposeKCut cut) {
+DecomposeKPlan ChooseSlices(const DecomposeKShape& s, int multiprocessors, bool rows, int splits, DecomposeKCut cut) {
   const bool cluster = cut == DecomposeKCut::kCluster;
   DecomposeKPlan plan;
   plan.way = cluster ? DecomposeKWay::kCluster : DecomposeKWay::kSlices;
   plan.tile_m = s.m <= 16 ? 16 : 32;
-  plan.tile_n = plan.tile_m == 32 ? (s.n > 32 ? 64 : 32) : s.n > 16 ? 32 : 16;
+  // Tiles of one row read nothing but B: wide ones, of more slices.
+  const bool wide = s.n > 32 && (plan.tile_m == 32 || (s.m == 1 && !rows));
+  plan.tile_n = wide ? 64 : plan.tile_m == 32 || s.n > 16 ? 32 : 16;
   const int64_t tiles = CeilDiv(s.m, plan.tile_m) * CeilDiv(s.n, plan.tile_n);
   const int64_t most = CeilDiv(s.k, 128), fill = multiprocessors / tiles;
   const int64_t wanted = splits > 0 ? splits : fill < most ? fill : most;
@@ -75,7 +80,7 @@ DecomposeKPlan ChooseDecomposeKPlan(const DecomposeKShape& s, int multiprocessor
   if (cut == DecomposeKCut::kAny && splits == 0 && CanUseLibrary(s) && s.m * s.n * s.k > kLibrary) {
     return {DecomposeKWay::kLibrary, 16, 16, 1};
   }
-  if (CanSlice(s)) return ChooseSlices(s, multiprocessors, splits, cut);
+  if (CanSlice(s)) return ChooseSlices(s, multiprocessors, rows, splits, cut);
   plan.way = cluster ? DecomposeKWay::kCluster : DecomposeKWay::kFragments;
   if (tensor && s.m > 16) plan.tile_m = plan.tile_n = 32;
   const int64_t tiles = CeilDiv(s.m, plan.tile_m) * CeilDiv(s.n, plan.tile_n);
@@ -119,6 +124,7 @@ bool CanRun(const DecomposeKShape& s, const DecomposeKPlan& plan, bool rows, int
 }
 
 std::vector<DecomposeKPlan> DecomposeKCandidates(const DecomposeKShape& s, int multiprocessors, bool rows) {
+  constexpr int kSides[] = {64, 128, 256};  // of warpgroups' tiles
   constexpr int kTiles[][2] = {{16, 16}, {16, 32}, {16, 64}, {32, 32}, {32, 64}, {64, 32}, {64, 64}, {128, 64}};
   std::vector<DecomposeKPlan> plans;
   const auto offer = [&](const DecomposeKPlan& plan) {
@@ -133,6 +139,21 @@ std::vector<DecomposeKPlan> DecomposeKCandidates(const DecomposeKShape& s, int m
     offer({DecomposeKWay::kLibrary, 32, 64, splits});
     for (const int tile_n : {64, 96, 112, 128, 144, 168}) offer({DecomposeKWay::kLibrary, 64, tile_n, splits});
   }
+  for (const int tile_m : kSides) {
+    for (const int tile_n : kSides) {
+      if ((tile_m > 64 && tile_m >= 2 * s.m) || (tile_n > 64 && tile_n >= 2 * s.n)) continue;
+      DecomposeKPlan plan{DecomposeKWay::kWarpgroups, tile_m, tile_n, 1};
+      const int64_t each = CeilDiv(s.m, tile_m) * CeilDiv(s.n, tile_n) * WarpgroupBlocks(plan);
+      for (int64_t blocks = multiprocessors / 2; blocks <= 4 * multiprocessors; blocks += multiprocessors / 4) {
+        // One fewer, too: a cluster may not fit where so many blocks do.
+        for (const int64_t splits : {blocks / each, blocks / each - 1}) {
+          if (splits < 1 || splits > kMostSlices) continue;
+          plan.splits = SlicesOf(s.k, static_cast<int>(splits));
+          offer(plan);
+        }
+      }
+    }
+  }
   for (const auto& [tile_m, tile_n] : kTiles) {
     // A tile twice as tall as the rows, or more, only moves zeros.
     if (tile_m > 16 && tile_m >= 2 * s.m) continue;
@@ -142,7 +163,6 @@ std::vector<DecomposeKPlan> DecomposeKCandidates(const DecomposeKShape& s, int m
       const int64_t splits = blocks / tiles;
       if (splits < 1 || splits > kMostSlices) continue;
       offer({DecomposeKWay::kSlices, tile_m, tile_n, SlicesOf(s.k, static_cast<int>(splits))});
-      offer({DecomposeKWay::kWarpgroups, tile_m, tile_n, SlicesOf(s.k, static_cast<int>(splits))});
       if (!CanSlice(s)) offer({DecomposeKWay::kFragments, tile_m, tile_n, static_cast<int>(splits)});
     }
     if (tile_m * tile_n <= 512) {

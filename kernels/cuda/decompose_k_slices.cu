@@ -67,12 +67,6 @@ __device__ __forceinline__ int AcrossOffset(int r, int c) {
 // The same of chunk c of K of a row that has a line of its own.
 __device__ __forceinline__ int AlongOffset(int r, int c) { return r * 128 + ((c ^ (r & 7)) << 4); }
 
-// The compiler has made it by now.
-template <typename T>
-__device__ __forceinline__ void Hold(T*& pointer) {
-  asm volatile("" : "+l"(pointer));
-}
-
 // Every block of a tile leaves each owner its sums of the owner's part; owners add up what is left for them, in an
 // order that depends on the sizes alone. The sums of a block's warps are in `sums`. Sums go in vectors of four; an
 // owner has 2^part_log2 of a tile's.
