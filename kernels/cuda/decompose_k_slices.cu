@@ -527,6 +527,8 @@ void LaunchReduceSlices(const DecomposeKShape& s, int splits, const float* parti
   // About a block a multiprocessor, or small ones.
   if (elements % 4 != 0) {
     run(integral_constant<int, 1>(), integral_constant<int, 32>());
+  } else if (elements < 1024 && splits > 64) {
+    run(integral_constant<int, 4>(), integral_constant<int, 4>());
   } else if (elements < 16384) {
     run(integral_constant<int, 4>(), integral_constant<int, 8>());
   } else if (elements < 65536) {
