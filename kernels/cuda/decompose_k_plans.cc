@@ -12,15 +12,17 @@ constexpr int64_t kLibrary = int64_t{1} << 27;  // products (m·n·k) from which
 constexpr int64_t kMostOutputs = int64_t{1} << 16;  // of warpgroups: more make too many partials
 
 // Slices of at least two stages where warpgroups have work: a block for every second multiprocessor, as measured, or
-// for nearly each where the slices would be too long: blocks of a cluster lie in one part of the GPU, so that few fill
-// it. False: another way.
-bool ChooseWarpgroups(const DecomposeKShape& s, int multiprocessors, int splits, DecomposeKPlan* plan) {
-  if (!CanSlice(s) || s.m <= 32 || s.n <= 32 || s.m * s.n > kMostOutputs) return false;
+// for nearly each where the slices would be too long: blocks of a cluster lie in one part of the GPU, so that few sizes
+// fill it. Clusters for more than 64 rows: fewer are not bound by what is read. False: another way.
+bool ChooseWarpgroups(const DecomposeKShape& s, int multiprocessors, bool rows, int splits, DecomposeKPlan* plan) {
+  // One row of a weight is read before the kernel ahead has ended: by few instructions, here.
+  const bool row = s.m == 1 && !rows && s.constant_b && s.n > 128 && s.n <= 256;
+  if (!CanSlice(s) || (s.m <= 32 && !row) || s.n <= 32 || s.m * s.n > kMostOutputs) return false;
   const auto side = [](int64_t x) { return x <= 64 ? 64 : x <= 128 ? 128 : 256; };
-  DecomposeKPlan chosen{DecomposeKWay::kWarpgroups, side(s.m), side(s.n), splits};
+  DecomposeKPlan chosen{DecomposeKWay::kWarpgroups, side(s.m), row || s.m > 64 ? side(s.n) : 64, splits};
   const int64_t blocks = CeilDiv(s.m, chosen.tile_m) * CeilDiv(s.n, chosen.tile_n) * WarpgroupBlocks(chosen);
-  const int64_t most = CeilDiv(s.k, 128);
-  for (int64_t fill : {multiprocessors / 2, multiprocessors - multiprocessors / 8}) {
+  const int64_t most = CeilDiv(s.k, 128), half = multiprocessors / 2, nearly = multiprocessors - multiprocessors / 8;
+  for (int64_t fill : {row ? nearly : half, nearly}) {
     if (splits == 0) chosen.splits = SlicesOf(s.k, static_cast<int>(std::min(fill / blocks, most)));
     if (!CanWarpgroups(s, chosen)) continue;
     *plan = chosen;
@@ -29,7 +31,8 @@ bool ChooseWarpgroups(const DecomposeKShape& s, int multiprocessors, int splits,
   return false;
 }
 
-// About one block a multiprocessor, in slices of at least two stages.
+// About one block a multiprocessor, or for every second one where a tile is all there is and A is no row, in slices of
+// at least two stages.
 DecomposeKPlan ChooseSlices(const DecomposeKShape& s, int multiprocessors, bool rows, int splits, DecomposeKCut cut) {
   const bool cluster = cut == DecomposeKCut::kCluster;
   DecomposeKPlan plan;
@@ -39,7 +42,7 @@ DecomposeKPlan ChooseSlices(const DecomposeKShape& s, int multiprocessors, bool 
   const bool wide = s.n > 32 && (plan.tile_m == 32 || (s.m == 1 && !rows));
   plan.tile_n = wide ? 64 : plan.tile_m == 32 || s.n > 16 ? 32 : 16;
   const int64_t tiles = CeilDiv(s.m, plan.tile_m) * CeilDiv(s.n, plan.tile_n);
-  const int64_t most = CeilDiv(s.k, 128), fill = multiprocessors / tiles;
+  const int64_t most = CeilDiv(s.k, 128), fill = tiles == 1 && s.m > 1 ? multiprocessors / 2 : multiprocessors / tiles;
   const int64_t wanted = splits > 0 ? splits : fill < most ? fill : most;
   plan.splits = SlicesOf(s.k, static_cast<int>(wanted));
   if (cluster) {
@@ -75,7 +78,7 @@ DecomposeKPlan ChooseDecomposeKPlan(const DecomposeKShape& s, int multiprocessor
   const bool cluster = cut == DecomposeKCut::kCluster;
   const bool two = cut == DecomposeKCut::kAny || cut == DecomposeKCut::kTwoLaunches;
   DecomposeKPlan plan;
-  if (two && ChooseWarpgroups(s, multiprocessors, splits, &plan)) return plan;
+  if (two && ChooseWarpgroups(s, multiprocessors, rows, splits, &plan)) return plan;
   // Larger products are a library's.
   if (cut == DecomposeKCut::kAny && splits == 0 && CanUseLibrary(s) && s.m * s.n * s.k > kLibrary) {
     return {DecomposeKWay::kLibrary, 16, 16, 1};

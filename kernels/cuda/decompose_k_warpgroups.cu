@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(Tile<kRows>::kThreads) WarpgroupKernel(const _
 #pragma unroll 1
     for (int stage = 0; stage < count; ++stage) ask_b(stage);
   }
-  // Where the thread's sums go (GiveSums).
+  // Where the thread's sums go.
   const int m = static_cast<int>(s.m), n = static_cast<int>(s.n);
   const int row = row0 + warp * 16 + lane / 4, column = column0 + lane % 2 * 8 + lane % 4 / 2 * 4;
   float* to = p.partials + (static_cast<int64_t>(slice) * m + row) * n + column;

@@ -40,15 +40,17 @@ __device__ __forceinline__ bool OneOfWarp() {
   return one != 0;
 }
 
-// The compiler has made the value by now: before a wait, say.
-template <typename T>
-__device__ __forceinline__ void Hold(T& value) {
-  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
-  if constexpr (sizeof(T) == 8) {
-    asm volatile("" : "+l"(value));
-  } else {
-    asm volatile("" : "+r"(value));
-  }
+// The compiler has made the values by now: before a wait, say.
+template <typename... Values>
+__device__ __forceinline__ void Hold(Values&... values) {
+  const auto hold = [](auto& value) {
+    if constexpr (sizeof(value) == 8) {
+      asm volatile("" : "+l"(value));
+    } else {
+      asm volatile("" : "+r"(value));
+    }
+  };
+  (hold(values), ...);
 }
 
 // A kernel launched with the programmatic attribute starts while the one before it still runs; what that one wrote may
