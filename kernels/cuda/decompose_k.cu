@@ -44,7 +44,6 @@ struct From {
   const __nv_bfloat16* at;
   int64_t left;
 };
-__device__ __forceinline__ void Hold(From& from) { asm volatile("" : "+l"(from.at), "+l"(from.left)); }
 
 // The chunk from k for `kGroups` groups of 8 rows (of A) or columns (of B): lane (g, t) gets elements 8t … 8t + 7 of
 // the chunk for row 8·i + g, as four pairs. Past the last row or K: zeros.
@@ -168,8 +167,7 @@ __global__ void __launch_bounds__(kTensorWarps<kTileM, kTileN>* kWarp, 1)
   } else {
     from_b = AlongK(s.b, column0, s.n);
   }
-  Hold(from_a);
-  Hold(from_b);
+  Hold(from_a.at, from_a.left, from_b.at, from_b.left);
   WaitForEarlierKernels();
 
   float sum[kGroupsM / 2][kGroupsN][4] = {};
@@ -467,7 +465,7 @@ void LaunchDecomposeK(const DecomposeKShape& s, const DecomposeKPlan& plan, cons
                       partials);
     return;
   }
-  LaunchReduceSlices(s, plan.splits, partials, stream);
+  LaunchReduceSlices(s, plan, partials, stream);
 }
 
 }  // namespace stillhouse::cuda

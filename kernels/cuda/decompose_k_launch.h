@@ -86,11 +86,13 @@ int SlicesOf(int64_t k, int splits);
 // Whether kExchange can run it: blocks that wait for each other must all run at once.
 bool CanExchange(const DecomposeKShape& shape, const DecomposeKPlan& plan, int multiprocessors);
 void LaunchSlices(const DecomposeKShape& shape, const DecomposeKPlan& plan, float* partials, cudaStream_t stream);
-void LaunchReduceSlices(const DecomposeKShape& shape, int splits, const float* partials, cudaStream_t stream);
+void LaunchReduceSlices(const DecomposeKShape& shape, const DecomposeKPlan& plan, const float* partials,
+                        cudaStream_t stream);
 
 // kWarpgroups (decompose_k_warpgroups.cu): whether it can run it (operands that CanSlice takes and the copy engine too,
-// slices that fit), and the launch. Without partials the one slice finishes elements.
+// slices that fit), how many blocks share a tile, and the launch. Without partials the one slice finishes elements.
 bool CanWarpgroups(const DecomposeKShape& shape, const DecomposeKPlan& plan);
+int WarpgroupBlocks(const DecomposeKPlan& plan);
 void LaunchWarpgroups(const DecomposeKShape& shape, const DecomposeKPlan& plan, float* partials, cudaStream_t stream);
 
 }  // namespace stillhouse::cuda

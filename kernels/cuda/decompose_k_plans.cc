@@ -12,13 +12,18 @@ constexpr int64_t kLibrary = int64_t{1} << 27;  // products (m·n·k) from which
 constexpr int64_t kMostOutputs = int64_t{1} << 16;  // of warpgroups: more make too many partials
 
 // Slices of at least two stages where warpgroups have work: a block for every second multiprocessor, as measured, or
-// for each where the slices would be too long. False: another way.
-bool ChooseWarpgroups(const DecomposeKShape& s, int multiprocessors, int splits, DecomposeKPlan* plan) {
-  if (!CanSlice(s) || s.m <= 32 || s.n <= 32 || s.m * s.n > kMostOutputs) return false;
-  DecomposeKPlan chosen{DecomposeKWay::kWarpgroups, s.m <= 64 ? 64 : 128, 64, splits};
-  const int64_t tiles = CeilDiv(s.m, chosen.tile_m) * CeilDiv(s.n, chosen.tile_n), most = CeilDiv(s.k, 128);
-  for (int64_t blocks : {multiprocessors / 2, multiprocessors}) {
-    if (splits == 0) chosen.splits = SlicesOf(s.k, static_cast<int>(std::min(blocks / tiles, most)));
+// for nearly each where the slices would be too long: blocks of a cluster lie in one part of the GPU, so that few sizes
+// fill it. Clusters for more than 64 rows: fewer are not bound by what is read. False: another way.
+bool ChooseWarpgroups(const DecomposeKShape& s, int multiprocessors, bool rows, int splits, DecomposeKPlan* plan) {
+  // One row of a weight is read before the kernel ahead has ended: by few instructions, here.
+  const bool row = s.m == 1 && !rows && s.constant_b && s.n > 128 && s.n <= 256;
+  if (!CanSlice(s) || (s.m <= 32 && !row) || s.n <= 32 || s.m * s.n > kMostOutputs) return false;
+  const auto side = [](int64_t x) { return x <= 64 ? 64 : x <= 128 ? 128 : 256; };
+  DecomposeKPlan chosen{DecomposeKWay::kWarpgroups, side(s.m), row || s.m > 64 ? side(s.n) : 64, splits};
+  const int64_t blocks = CeilDiv(s.m, chosen.tile_m) * CeilDiv(s.n, chosen.tile_n) * WarpgroupBlocks(chosen);
+  const int64_t most = CeilDiv(s.k, 128), half = multiprocessors / 2, nearly = multiprocessors - multiprocessors / 8;
+  for (int64_t fill : {row ? nearly : half, nearly}) {
+    if (splits == 0) chosen.splits = SlicesOf(s.k, static_cast<int>(std::min(fill / blocks, most)));
     if (!CanWarpgroups(s, chosen)) continue;
     *plan = chosen;
     return true;
@@ -26,15 +31,18 @@ bool ChooseWarpgroups(const DecomposeKShape& s, int multiprocessors, int splits,
   return false;
 }
 
-// About one block a multiprocessor, in slices of at least two stages.
-DecomposeKPlan ChooseSlices(const DecomposeKShape& s, int multiprocessors, int splits, DecomposeKCut cut) {
+// About one block a multiprocessor, or for every second one where a tile is all there is and A is no row, in slices of
+// at least two stages.
+DecomposeKPlan ChooseSlices(const DecomposeKShape& s, int multiprocessors, bool rows, int splits, DecomposeKCut cut) {
   const bool cluster = cut == DecomposeKCut::kCluster;
   DecomposeKPlan plan;
   plan.way = cluster ? DecomposeKWay::kCluster : DecomposeKWay::kSlices;
   plan.tile_m = s.m <= 16 ? 16 : 32;
-  plan.tile_n = plan.tile_m == 32 ? (s.n > 32 ? 64 : 32) : s.n > 16 ? 32 : 16;
+  // Tiles of one row read nothing but B: wide ones, of more slices.
+  const bool wide = s.n > 32 && (plan.tile_m == 32 || (s.m == 1 && !rows));
+  plan.tile_n = wide ? 64 : plan.tile_m == 32 || s.n > 16 ? 32 : 16;
   const int64_t tiles = CeilDiv(s.m, plan.tile_m) * CeilDiv(s.n, plan.tile_n);
-  const int64_t most = CeilDiv(s.k, 128), fill = multiprocessors / tiles;
+  const int64_t most = CeilDiv(s.k, 128), fill = tiles == 1 && s.m > 1 ? multiprocessors / 2 : multiprocessors / tiles;
   const int64_t wanted = splits > 0 ? splits : fill < most ? fill : most;
   plan.splits = SlicesOf(s.k, static_cast<int>(wanted));
   if (cluster) {
@@ -70,12 +78,12 @@ DecomposeKPlan ChooseDecomposeKPlan(const DecomposeKShape& s, int multiprocessor
   const bool cluster = cut == DecomposeKCut::kCluster;
   const bool two = cut == DecomposeKCut::kAny || cut == DecomposeKCut::kTwoLaunches;
   DecomposeKPlan plan;
-  if (two && ChooseWarpgroups(s, multiprocessors, splits, &plan)) return plan;
+  if (two && ChooseWarpgroups(s, multiprocessors, rows, splits, &plan)) return plan;
   // Larger products are a library's.
   if (cut == DecomposeKCut::kAny && splits == 0 && CanUseLibrary(s) && s.m * s.n * s.k > kLibrary) {
     return {DecomposeKWay::kLibrary, 16, 16, 1};
   }
-  if (CanSlice(s)) return ChooseSlices(s, multiprocessors, splits, cut);
+  if (CanSlice(s)) return ChooseSlices(s, multiprocessors, rows, splits, cut);
   plan.way = cluster ? DecomposeKWay::kCluster : DecomposeKWay::kFragments;
   if (tensor && s.m > 16) plan.tile_m = plan.tile_n = 32;
   const int64_t tiles = CeilDiv(s.m, plan.tile_m) * CeilDiv(s.n, plan.tile_n);
@@ -119,6 +127,7 @@ bool CanRun(const DecomposeKShape& s, const DecomposeKPlan& plan, bool rows, int
 }
 
 std::vector<DecomposeKPlan> DecomposeKCandidates(const DecomposeKShape& s, int multiprocessors, bool rows) {
+  constexpr int kSides[] = {64, 128, 256};  // of warpgroups' tiles
   constexpr int kTiles[][2] = {{16, 16}, {16, 32}, {16, 64}, {32, 32}, {32, 64}, {64, 32}, {64, 64}, {128, 64}};
   std::vector<DecomposeKPlan> plans;
   const auto offer = [&](const DecomposeKPlan& plan) {
@@ -133,6 +142,21 @@ std::vector<DecomposeKPlan> DecomposeKCandidates(const DecomposeKShape& s, int m
     offer({DecomposeKWay::kLibrary, 32, 64, splits});
     for (const int tile_n : {64, 96, 112, 128, 144, 168}) offer({DecomposeKWay::kLibrary, 64, tile_n, splits});
   }
+  for (const int tile_m : kSides) {
+    for (const int tile_n : kSides) {
+      if ((tile_m > 64 && tile_m >= 2 * s.m) || (tile_n > 64 && tile_n >= 2 * s.n)) continue;
+      DecomposeKPlan plan{DecomposeKWay::kWarpgroups, tile_m, tile_n, 1};
+      const int64_t each = CeilDiv(s.m, tile_m) * CeilDiv(s.n, tile_n) * WarpgroupBlocks(plan);
+      for (int64_t blocks = multiprocessors / 2; blocks <= 4 * multiprocessors; blocks += multiprocessors / 4) {
+        // One fewer, too: a cluster may not fit where so many blocks do.
+        for (const int64_t splits : {blocks / each, blocks / each - 1}) {
+          if (splits < 1 || splits > kMostSlices) continue;
+          plan.splits = SlicesOf(s.k, static_cast<int>(splits));
+          offer(plan);
+        }
+      }
+    }
+  }
   for (const auto& [tile_m, tile_n] : kTiles) {
     // A tile twice as tall as the rows, or more, only moves zeros.
     if (tile_m > 16 && tile_m >= 2 * s.m) continue;
@@ -142,7 +166,6 @@ std::vector<DecomposeKPlan> DecomposeKCandidates(const DecomposeKShape& s, int m
       const int64_t splits = blocks / tiles;
       if (splits < 1 || splits > kMostSlices) continue;
       offer({DecomposeKWay::kSlices, tile_m, tile_n, SlicesOf(s.k, static_cast<int>(splits))});
-      offer({DecomposeKWay::kWarpgroups, tile_m, tile_n, SlicesOf(s.k, static_cast<int>(splits))});
       if (!CanSlice(s)) offer({DecomposeKWay::kFragments, tile_m, tile_n, static_cast<int>(splits)});
     }
     if (tile_m * tile_n <= 512) {

@@ -67,12 +67,6 @@ __device__ __forceinline__ int AcrossOffset(int r, int c) {
 // The same of chunk c of K of a row that has a line of its own.
 __device__ __forceinline__ int AlongOffset(int r, int c) { return r * 128 + ((c ^ (r & 7)) << 4); }
 
-// The compiler has made it by now.
-template <typename T>
-__device__ __forceinline__ void Hold(T*& pointer) {
-  asm volatile("" : "+l"(pointer));
-}
-
 // Every block of a tile leaves each owner its sums of the owner's part; owners add up what is left for them, in an
 // order that depends on the sizes alone. The sums of a block's warps are in `sums`. Sums go in vectors of four; an
 // owner has 2^part_log2 of a tile's.
@@ -172,71 +166,74 @@ __global__ void __launch_bounds__(kThreads)
   const int blocks = static_cast<int>(cluster.num_blocks());
   if (blocks > 1) asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 
-  // What a thread copies of a stage: 16 bytes of every so many-th row. Where they are and go is known before the kernel
-  // ahead has ended; stages past the slice's end are none.
+  // What a thread copies of a stage: 16 bytes of every so many-th row. A block runs through its instructions once, so
+  // that they cost as much as they do: where things are and go is known before the kernel ahead has ended.
   constexpr int kChunksB = kAcross ? kTileN / 8 : kChunks, kRowsB = kAcross ? kDepth : kTileN;
   constexpr int kStepA = kThreads / kChunks, kStepB = kThreads / kChunksB;
   const int row_a = thread / kChunks, chunk_a = thread % kChunks;
   const int row_b = thread / kChunksB, chunk_b = thread % kChunksB;
+  const uint32_t shared = SharedAddress(stages);
   const char* from_a = p.a + static_cast<int64_t>(row0 + row_a) * p.a_stride + (begin + chunk_a * 8) * 2;
+  uint32_t to_a = shared + AlongOffset(row_a, chunk_a);
+  int depth_a = end - begin - chunk_a * 8, rows_a = p.m - row0 - row_a;  // that there are from there
   const char* from_b = kAcross ? p.b + static_cast<int64_t>(begin + row_b) * p.b_stride + (column0 + chunk_b * 8) * 2
                                : p.b + static_cast<int64_t>(column0 + row_b) * p.b_stride + (begin + chunk_b * 8) * 2;
+  uint32_t to_b = shared + P::kBytesA + (kAcross ? AcrossOffset<kTileN>(row_b, chunk_b) : AlongOffset(row_b, chunk_b));
+  int depth_b = kAcross ? (column0 + chunk_b * 8 < p.n ? end - begin - row_b : 0) : end - begin - chunk_b * 8;
+  int rows_b = p.n - column0 - row_b;
   const int64_t stage_b = kAcross ? kDepth * p.b_stride : kDepth * 2;
-  // What it writes of the tile's sums: every kStepOut-th row's element.
+  // What a warp multiplies of the first sixteen of K of a stage.
+  const int warp_k = warp / (P::kWarpsM * P::kWarpsN), warp_n = warp % P::kWarpsN,
+            warp_m = warp / P::kWarpsN % P::kWarpsM;
+  const int part_m = warp_m * P::kWarpM, part_n = warp_n * P::kWarpN;
+  uint32_t rows_at = shared + AlongOffset(part_m + lane % 16, lane / 16);
+  uint32_t columns_at = shared + P::kBytesA +
+                        (kAcross ? AcrossOffset<kTileN>(lane % 16, part_n / 8 + lane / 16)
+                                 : AlongOffset(part_n + lane % 8 + lane / 16 * 8, lane / 8 % 2));
+  // Where it leaves its sums, and what a thread writes of the tile's: every kStepOut-th row's element.
   constexpr int kStepOut = kThreads / kTileN;
   const int row_out = thread / kTileN, column_out = thread % kTileN;
+  int sums_to = (warp_k * kTileM + part_m + lane / 4) * P::kSumStride + part_n + lane % 4 * 2;
+  int sums_from = row_out * P::kSumStride + column_out;
   float* partial = partials + (static_cast<int64_t>(blockIdx.z) * p.m + row0 + row_out) * p.n + column0 + column_out;
-  Hold(from_a);
-  Hold(from_b);
-  Hold(partial);
+  Hold(from_a, to_a, depth_a, rows_a, from_b, to_b, depth_b, rows_b);
+  Hold(rows_at, columns_at, sums_to, sums_from, partial);
   const auto ask_a = [&](int stage, int slot) {
     if (stage >= count) return;
-    unsigned char* to = stages + slot * P::kStageBytes;
-    const bool along = begin + stage * kDepth + chunk_a * 8 < end;
 #pragma unroll
     for (int j = 0; j < (kTileM + kStepA - 1) / kStepA; ++j) {
-      const int r = row_a + j * kStepA;
-      if (kTileM % kStepA != 0 && r >= kTileM) break;
-      const bool valid = along && row0 + r < p.m;
-      const char* const from = from_a + stage * (kDepth * 2) + j * kStepA * p.a_stride;
-      CopyAsync16(to + AlongOffset(r, chunk_a), valid ? from : p.a, valid);
+      if (kTileM % kStepA != 0 && row_a + j * kStepA >= kTileM) break;
+      CopyAsync16(to_a + slot * P::kStageBytes + j * kStepA * 128,
+                  from_a + stage * (kDepth * 2) + j * kStepA * p.a_stride,
+                  stage * kDepth < depth_a && j * kStepA < rows_a);
     }
   };
   const auto ask_b = [&](int stage, int slot) {
     if (stage >= count) return;
-    unsigned char* to = stages + slot * P::kStageBytes + P::kBytesA;
-    const int k0 = begin + stage * kDepth;
 #pragma unroll
     for (int j = 0; j < (kRowsB + kStepB - 1) / kStepB; ++j) {
-      const int r = row_b + j * kStepB;
-      if (kRowsB % kStepB != 0 && r >= kRowsB) break;
-      const bool valid =
-          kAcross ? k0 + r < end && column0 + chunk_b * 8 < p.n : k0 + chunk_b * 8 < end && column0 + r < p.n;
-      const char* const from = from_b + stage * stage_b + j * kStepB * p.b_stride;
-      CopyAsync16(to + (kAcross ? AcrossOffset<kTileN>(r, chunk_b) : AlongOffset(r, chunk_b)), valid ? from : p.b,
-                  valid);
+      if (kRowsB % kStepB != 0 && row_b + j * kStepB >= kRowsB) break;
+      CopyAsync16(to_b + slot * P::kStageBytes + j * kStepB * (kAcross ? kTileN * 2 : 128),
+                  from_b + stage * stage_b + j * kStepB * p.b_stride,
+                  kAcross ? stage * kDepth + j * kStepB < depth_b : stage * kDepth < depth_b && j * kStepB < rows_b);
     }
   };
 
-  const int warp_k = warp / (P::kWarpsM * P::kWarpsN), warp_n = warp % P::kWarpsN,
-            warp_m = warp / P::kWarpsN % P::kWarpsM;
-  const int part_m = warp_m * P::kWarpM, part_n = warp_n * P::kWarpN;
   float sum[P::kWarpM / 16][P::kWarpN / 8][4] = {};
+  // Sixteen of K are two chunks of a row: those of step q lie where those of step 0 do, but for two bits.
   const auto multiply = [&](int slot, int q) {
-    const unsigned char* a = stages + slot * P::kStageBytes;
-    const unsigned char* b = a + P::kBytesA;
+    const uint32_t a = (rows_at + slot * P::kStageBytes) ^ (q << 5);
+    uint32_t b = columns_at + slot * P::kStageBytes;
+    b = kAcross ? b + q * 16 * kTileN * 2 : b ^ (q << 5);
     uint32_t rows[P::kWarpM / 16][4], columns[P::kWarpN / 16][4];
 #pragma unroll
-    for (int i = 0; i < P::kWarpM / 16; ++i) {
-      LoadMatrices(rows[i], a + AlongOffset(part_m + i * 16 + lane % 16, q * 2 + lane / 16));
-    }
+    for (int i = 0; i < P::kWarpM / 16; ++i) LoadMatrices(rows[i], a + i * 16 * 128);
 #pragma unroll
     for (int j = 0; j < P::kWarpN / 16; ++j) {
       if constexpr (kAcross) {
-        LoadMatricesTransposed(columns[j],
-                               b + AcrossOffset<kTileN>(q * 16 + lane % 16, part_n / 8 + j * 2 + lane / 16));
+        LoadMatricesTransposed(columns[j], b ^ (j << 5));
       } else {
-        LoadMatrices(columns[j], b + AlongOffset(part_n + j * 16 + lane % 8 + lane / 16 * 8, q * 2 + lane / 8 % 2));
+        LoadMatrices(columns[j], b + j * 16 * 128);
       }
     }
 #pragma unroll
@@ -306,7 +303,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = 0; i < P::kWarpM / 16; ++i) {
 #pragma unroll
     for (int j = 0; j < P::kWarpN / 8; ++j) {
-      float* to = sums + (warp_k * kTileM + part_m + i * 16 + lane / 4) * P::kSumStride + part_n + j * 8 + lane % 4 * 2;
+      float* to = sums + sums_to + i * 16 * P::kSumStride + j * 8;
       *reinterpret_cast<float2*>(to) = make_float2(sum[i][j][0], sum[i][j][1]);
       *reinterpret_cast<float2*>(to + 8 * P::kSumStride) = make_float2(sum[i][j][2], sum[i][j][3]);
     }
@@ -325,9 +322,10 @@ __global__ void __launch_bounds__(kThreads)
     const int i = thread + j * kThreads, r = row_out + j * kStepOut, c = column_out;
     if (row0 + r >= p.m) break;
     if (column0 + c >= p.n) continue;
-    float total = sums[r * P::kSumStride + c];
+    const float* const from = sums + sums_from + j * kStepOut * P::kSumStride;
+    float total = *from;
 #pragma unroll
-    for (int w = 1; w < P::kWarpsK; ++w) total += sums[(w * kTileM + r) * P::kSumStride + c];
+    for (int w = 1; w < P::kWarpsK; ++w) total += from[w * kTileM * P::kSumStride];
     if (blocks > 1) {
       const int owner = i / part;
       *cluster.map_shared_rank(received + static_cast<int>(cluster.block_rank()) * part + i - owner * part, owner) =
@@ -370,8 +368,7 @@ __global__ void __launch_bounds__(kThreads)
   const bool finishes = thread < kElements && at < elements;
   const int n = static_cast<int>(s.n), row = at / n, column = at - row * n;
   float* place = PlaceOf(s, row, column);
-  Hold(from);
-  Hold(place);
+  Hold(from, place);
   LetNextKernelStart();
   WaitForPreviousKernel();
   const float before = finishes && s.add ? *place : 0.0f;
@@ -416,6 +413,7 @@ void LaunchTile(const DecomposeKShape& s, const SliceParams& p, dim3 grid, Decom
   const auto kernel = SliceKernel<kTileM, kTileN, kAcross>;
   const int shared_bytes = Plan<kTileM, kTileN>::SharedBytes(p.slice / kDepth, cluster);
   AllowShared(kernel, shared_bytes);
+  PreferShared(kernel);
   if (cluster && grid.z > 8) {
     STILLHOUSE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
   }
@@ -521,18 +519,25 @@ bool CanExchange(const DecomposeKShape& s, const DecomposeKPlan& plan, int multi
          tiles * plan.splits * vectors * 16 <= kExchangeBytes && 1 << PartLog2(plan) <= kThreads;
 }
 
-void LaunchReduceSlices(const DecomposeKShape& s, int splits, const float* partials, cudaStream_t stream) {
+void LaunchReduceSlices(const DecomposeKShape& s, const DecomposeKPlan& plan, const float* partials,
+                        cudaStream_t stream) {
   STILLHOUSE_CHECK(s.m * s.n < int64_t{1} << 30) << s.m << " x " << s.n;
-  const int elements = static_cast<int>(s.m * s.n);
+  const int elements = static_cast<int>(s.m * s.n), splits = plan.splits;
   const auto run = [&](auto vector, auto width) {
     constexpr int kVector = decltype(vector)::value, kWidth = decltype(width)::value;
-    LaunchKernelEarly(ReduceSlicesKernel<kVector, kWidth>, static_cast<unsigned>(CeilDiv(elements, kVector * kWidth)),
-                      kThreads, 0, stream, s, elements, splits, partials);
+    const dim3 blocks(static_cast<unsigned>(CeilDiv(elements, kVector * kWidth)));
+    EarlyLaunch launch(blocks, dim3(1), kThreads, 0, stream);
+    // As those that leave it the slices; beside warpgroups it is slower so, as measured.
+    if (plan.way == DecomposeKWay::kSlices) launch.PreferShared();
+    const auto kernel = ReduceSlicesKernel<kVector, kWidth>;
+    STILLHOUSE_CUDA_CHECK(cudaLaunchKernelEx(&launch.config(), kernel, s, elements, splits, partials));
   };
   using std::integral_constant;
   // About a block a multiprocessor, or small ones.
   if (elements % 4 != 0) {
     run(integral_constant<int, 1>(), integral_constant<int, 32>());
+  } else if (elements < 1024 && splits > 64) {
+    run(integral_constant<int, 4>(), integral_constant<int, 4>());
   } else if (elements < 16384) {
     run(integral_constant<int, 4>(), integral_constant<int, 8>());
   } else if (elements < 65536) {

@@ -11,7 +11,7 @@ enum class DecomposeKWay : uint8_t {
   kFragments,   // slices of K from memory to registers, any operands, then a reducer
   kCluster,     // one launch: the slices are a cluster's blocks; splits is a power of two, at most 16
   kExchange,    // one launch, as kSlices: its blocks, one a multiprocessor, leave each other their sums in memory
-  kWarpgroups,  // as kSlices, by warpgroups from what the copy engine brings; tiles of 64x64 and 128x64
+  kWarpgroups,  // as kSlices, by warpgroups from what the copy engine brings; sides of 64, 128 or 256
   kLibrary,     // cuBLAS, its slices a batch; then a reducer, or what becomes of the product
   kSkinny,      // at most 16 rows times a weight (skinny.cu), with what follows where the kernel has it
 };
@@ -19,7 +19,7 @@ enum class DecomposeKWay : uint8_t {
 struct DecomposeKPlan {
   DecomposeKWay way = DecomposeKWay::kFragments;
   // The output's tile of a block. kLibrary: 16 x 16 leaves all to cuBLAS, which may split K further; for others it is
-  // asked, and takes K (or a slice) as a whole.
+  // asked, and takes K (or a slice) as a whole. kWarpgroups: tiles larger than 128 x 64 are a cluster's, and 64 x 128.
   int tile_m = 16, tile_n = 16;
   int splits = 1;  // slices of K
 

@@ -124,17 +124,21 @@ TEST(LinearPlan, EveryWayIsTheProduct) {
   const auto plain = MakeBf16Backend();
   if (!plain) GTEST_SKIP() << "no bf16 storage here";
   const Case kCases[] = {
-      {1, 40, 4096, {Way::kSlices, 16, 16, 16}},       {1, 48, 4096, {Way::kExchange, 16, 16, 16}},
-      {7, 56, 4096, {Way::kExchange, 16, 32, 32}},     {16, 72, 4096, {Way::kExchange, 16, 64, 64}},
-      {16, 80, 4096, {Way::kCluster, 16, 16, 8}},      {30, 88, 4096, {Way::kExchange, 32, 32, 11}},
-      {64, 100, 4096, {Way::kExchange, 32, 64, 3}},    {70, 104, 4096, {Way::kExchange, 64, 64, 5}},
-      {130, 112, 4096, {Way::kExchange, 128, 64, 16}}, {64, 64, 8192, {Way::kWarpgroups, 64, 64, 128}},
-      {1, 200, 4096, {Way::kWarpgroups, 64, 64, 30}},  {70, 92, 4096, {Way::kWarpgroups, 64, 64, 6}},
-      {40, 135, 4160, {Way::kWarpgroups, 64, 64, 13}}, {250, 257, 2048, {Way::kWarpgroups, 128, 64, 16}},
-      {150, 60, 2048, {Way::kWarpgroups, 128, 64, 5}}, {65, 131, 320, {Way::kWarpgroups, 128, 64, 1}},
-      {33, 120, 4096, {Way::kSlices, 32, 32, 1}},      {9, 128, 4096, {Way::kLibrary, 16, 16, 1}},
-      {3, 136, 4096, {Way::kSkinny, 16, 16, 1}},       {64, 144, 4096, {Way::kLibrary, 16, 16, 4}},
-      {20, 152, 4096, {Way::kLibrary, 16, 16, 16}},    {64, 4096, 512, {Way::kLibrary, 64, 96, 1}},
+      {1, 40, 4096, {Way::kSlices, 16, 16, 16}},         {1, 48, 4096, {Way::kExchange, 16, 16, 16}},
+      {7, 56, 4096, {Way::kExchange, 16, 32, 32}},       {16, 72, 4096, {Way::kExchange, 16, 64, 64}},
+      {16, 80, 4096, {Way::kCluster, 16, 16, 8}},        {30, 88, 4096, {Way::kExchange, 32, 32, 11}},
+      {64, 100, 4096, {Way::kExchange, 32, 64, 3}},      {70, 104, 4096, {Way::kExchange, 64, 64, 5}},
+      {130, 112, 4096, {Way::kExchange, 128, 64, 16}},   {64, 64, 8192, {Way::kWarpgroups, 64, 64, 128}},
+      {1, 200, 4096, {Way::kWarpgroups, 64, 64, 30}},    {70, 92, 4096, {Way::kWarpgroups, 64, 64, 6}},
+      {40, 135, 4160, {Way::kWarpgroups, 64, 64, 13}},   {250, 257, 2048, {Way::kWarpgroups, 128, 64, 16}},
+      {150, 60, 2048, {Way::kWarpgroups, 128, 64, 5}},   {65, 131, 320, {Way::kWarpgroups, 128, 64, 1}},
+      {64, 208, 4096, {Way::kWarpgroups, 64, 256, 16}},  {50, 116, 4096, {Way::kWarpgroups, 64, 128, 33}},
+      {129, 300, 1088, {Way::kWarpgroups, 128, 256, 9}}, {260, 124, 2048, {Way::kWarpgroups, 256, 128, 8}},
+      {256, 256, 1344, {Way::kWarpgroups, 256, 256, 5}}, {200, 250, 1104, {Way::kWarpgroups, 256, 256, 3}},
+      {70, 254, 304, {Way::kWarpgroups, 256, 128, 1}},   {90, 64, 640, {Way::kWarpgroups, 256, 64, 5}},
+      {33, 120, 4096, {Way::kSlices, 32, 32, 1}},        {9, 128, 4096, {Way::kLibrary, 16, 16, 1}},
+      {3, 136, 4096, {Way::kSkinny, 16, 16, 1}},         {64, 144, 4096, {Way::kLibrary, 16, 16, 4}},
+      {20, 152, 4096, {Way::kLibrary, 16, 16, 16}},      {64, 4096, 512, {Way::kLibrary, 64, 96, 1}},
       {40, 1024, 1024, {Way::kLibrary, 64, 128, 2}},
   };
   uint64_t seed = 10;

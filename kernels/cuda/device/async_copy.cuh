@@ -11,10 +11,12 @@ __device__ __forceinline__ uint32_t SharedAddress(const void* shared) {
 }
 
 // 16 bytes; both addresses are multiples of 16. Where `valid` is false nothing is read and zeros are written.
-__device__ __forceinline__ void CopyAsync16(void* shared, const void* global, bool valid = true) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(SharedAddress(shared)), "l"(global),
-               "r"(valid ? 16 : 0)
+__device__ __forceinline__ void CopyAsync16(uint32_t shared, const void* global, bool valid) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared), "l"(global), "r"(valid ? 16 : 0)
                : "memory");
+}
+__device__ __forceinline__ void CopyAsync16(void* shared, const void* global, bool valid = true) {
+  CopyAsync16(SharedAddress(shared), global, valid);
 }
 
 // 4 bytes.
@@ -29,6 +31,26 @@ __device__ __forceinline__ void CopyAsyncCommit() { asm volatile("cp.async.commi
 template <int kPending>
 __device__ __forceinline__ void CopyAsyncWait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
+}
+
+// True in one thread of a warp, all of which ask: a branch that the compiler knows to be one thread's.
+__device__ __forceinline__ bool OneOfWarp() {
+  uint32_t one;
+  asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.u32 %0, 1, 0, p;\n}\n" : "=r"(one));
+  return one != 0;
+}
+
+// The compiler has made the values by now: before a wait, say.
+template <typename... Values>
+__device__ __forceinline__ void Hold(Values&... values) {
+  const auto hold = [](auto& value) {
+    if constexpr (sizeof(value) == 8) {
+      asm volatile("" : "+l"(value));
+    } else {
+      asm volatile("" : "+r"(value));
+    }
+  };
+  (hold(values), ...);
 }
 
 // A kernel launched with the programmatic attribute starts while the one before it still runs; what that one wrote may

@@ -46,10 +46,17 @@ class EarlyLaunch {
   EarlyLaunch(const EarlyLaunch&) = delete;
   EarlyLaunch& operator=(const EarlyLaunch&) = delete;
 
+  // As the function below, for this launch.
+  void PreferShared() {
+    cudaLaunchAttribute& attribute = attributes_[config_.numAttrs++];
+    attribute.id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+    attribute.val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+  }
+
   const cudaLaunchConfig_t& config() const { return config_; }
 
  private:
-  cudaLaunchAttribute attributes_[2];
+  cudaLaunchAttribute attributes_[3];
   cudaLaunchConfig_t config_ = {};
 };
 

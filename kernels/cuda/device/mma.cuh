@@ -12,19 +12,25 @@ namespace stillhouse::cuda {
 
 // Four 8×8 matrices of 16-bit elements. Lane l gives the address of row l % 8 of matrix l / 8 and gets, of each matrix,
 // the elements 2·(l % 4) and 2·(l % 4) + 1 of row l / 4.
-__device__ __forceinline__ void LoadMatrices(uint32_t (&to)[4], const void* shared_row) {
+__device__ __forceinline__ void LoadMatrices(uint32_t (&to)[4], uint32_t shared_row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(SharedAddress(shared_row))
+               : "r"(shared_row)
                : "memory");
+}
+__device__ __forceinline__ void LoadMatrices(uint32_t (&to)[4], const void* shared_row) {
+  LoadMatrices(to, SharedAddress(shared_row));
 }
 
 // The same of the transposed matrices.
-__device__ __forceinline__ void LoadMatricesTransposed(uint32_t (&to)[4], const void* shared_row) {
+__device__ __forceinline__ void LoadMatricesTransposed(uint32_t (&to)[4], uint32_t shared_row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(SharedAddress(shared_row))
+               : "r"(shared_row)
                : "memory");
+}
+__device__ __forceinline__ void LoadMatricesTransposed(uint32_t (&to)[4], const void* shared_row) {
+  LoadMatricesTransposed(to, SharedAddress(shared_row));
 }
 
 // An 8×8 matrix of 16-bit elements, a pair to a lane as LoadMatrices gives them, transposed.
