@@ -107,8 +107,7 @@ DecomposeKPlan LibraryPlan(const DecomposeKShape& s, PlanEpilogue ending, int mu
 }  // namespace
 
 bool LeavesSlices(const DecomposeKPlan& plan) {
-  return plan.splits > 1 && (plan.way == DecomposeKWay::kLibrary || plan.way == DecomposeKWay::kSlices ||
-                             plan.way == DecomposeKWay::kWarpgroups);
+  return plan.splits > 1 && (plan.way == DecomposeKWay::kLibrary || SlicesLaunch(plan.way) != nullptr);
 }
 
 DecomposeKPlan WayOfLinear(Backend& backend, const DecomposeKShape& s, PlanEpilogue ending) {
@@ -129,7 +128,11 @@ DecomposeKPlan WayOfLinear(Backend& backend, const DecomposeKShape& s, PlanEpilo
   const DecomposeKPlan* kept = find(ending);
   if (!kept && !few) kept = find(PlanEpilogue::kNone);
   if (kept) return *kept;
-  return few ? DecomposeKPlan{DecomposeKWay::kSkinny} : LibraryPlan(s, ending, device.multiprocessors());
+  if (few) return {DecomposeKWay::kSkinny};
+  const bool slices = ending == PlanEpilogue::kScaledRows;
+  DecomposeKPlan wide;
+  if ((slices || ending == PlanEpilogue::kGlu) && ChooseWide(s, device.multiprocessors(), slices, &wide)) return wide;
+  return LibraryPlan(s, ending, device.multiprocessors());
 }
 
 Tensor RunSlices(Backend& backend, const DecomposeKShape& s, const DecomposeKPlan& plan) {
@@ -138,8 +141,7 @@ Tensor RunSlices(Backend& backend, const DecomposeKShape& s, const DecomposeKPla
   if (plan.way == DecomposeKWay::kLibrary) {
     SlicesByLibrary(backend, s, plan, partials.f32());
   } else {
-    const auto launch = plan.way == DecomposeKWay::kSlices ? LaunchSlices : LaunchWarpgroups;
-    launch(s, plan, partials.f32(), StreamOf(backend));
+    SlicesLaunch(plan.way)(s, plan, partials.f32(), StreamOf(backend));
   }
   return partials;
 }

@@ -452,9 +452,8 @@ void LaunchDecomposeK(const DecomposeKShape& s, const DecomposeKPlan& plan, cons
     return FromMemory(s, plan) ? LaunchProduct(s, plan, nullptr, stream) : LaunchSlices(s, plan, nullptr, stream);
   }
   if (plan.way == DecomposeKWay::kExchange) return LaunchSlices(s, plan, partials, stream);
-  if (plan.way == DecomposeKWay::kSlices || plan.way == DecomposeKWay::kWarpgroups) {
+  if (const auto launch = SlicesLaunch(plan.way)) {
     const bool finish = plan.splits == 1 && !rows;
-    const auto launch = plan.way == DecomposeKWay::kSlices ? LaunchSlices : LaunchWarpgroups;
     launch(s, plan, finish ? nullptr : partials, stream);
     if (finish) return;
   } else if (plan.way == DecomposeKWay::kFragments) {

@@ -12,8 +12,9 @@ namespace stillhouse::cuda {
 DecomposeKKey KeyOf(const DecomposeKShape& shape, PlanEpilogue epilogue);
 
 // The way of rows times a weight (bf16, B by columns) for Linear and the fused ops: the kept plan where it can run the
-// product; else skinny.cu for few rows, else cuBLAS.
-// Otherwise than by skinny.cu an ending takes launches of its own, of which kScaledRows adds slices up.
+// product; else skinny.cu for few rows, wide_product.cu for tens of rows and a large weight, else cuBLAS.
+// Otherwise than by skinny.cu an ending takes launches of its own, but for wide_product.cu's gates; those of
+// kScaledRows and kTurn add slices up.
 DecomposeKPlan WayOfLinear(Backend& backend, const DecomposeKShape& shape, PlanEpilogue ending);
 
 // Whether the plan's first launch leaves slices that are still to be added up; and that launch: f32 [splits, m, n].

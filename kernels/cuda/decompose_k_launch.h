@@ -94,6 +94,13 @@ void LaunchReduceSlices(const DecomposeKShape& shape, const DecomposeKPlan& plan
 bool CanWarpgroups(const DecomposeKShape& shape, const DecomposeKPlan& plan);
 int WarpgroupBlocks(const DecomposeKPlan& plan);
 void LaunchWarpgroups(const DecomposeKShape& shape, const DecomposeKPlan& plan, float* partials, cudaStream_t stream);
+// kWide (wide_product_launch.h) as the shape of a product suggests it; `slices` may be left to what follows. False:
+// another way.
+bool ChooseWide(const DecomposeKShape& shape, int multiprocessors, bool slices, DecomposeKPlan* plan);
+
+// The first of a way's two launches, which leaves slices; null: the way has none.
+using LaunchOfSlices = void (*)(const DecomposeKShape&, const DecomposeKPlan&, float* partials, cudaStream_t);
+LaunchOfSlices SlicesLaunch(DecomposeKWay way);
 
 }  // namespace stillhouse::cuda
 

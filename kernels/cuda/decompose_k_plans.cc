@@ -3,6 +3,7 @@
 
 #include "kernels/cuda/decompose_k_launch.h"
 #include "kernels/cuda/device/grid.cuh"
+#include "kernels/cuda/wide_product_launch.h"
 
 namespace stillhouse::cuda {
 namespace {
@@ -29,6 +30,16 @@ bool ChooseWarpgroups(const DecomposeKShape& s, int multiprocessors, bool rows, 
     return true;
   }
   return false;
+}
+
+// What a block of wide_product.cu moves, in rows of the weight of a stage: with slices, also what they are written and
+// read again for, which takes the longer for coming all at once.
+int64_t WideCost(const DecomposeKShape& s, int multiprocessors, const DecomposeKPlan& plan) {
+  constexpr int64_t kDepth = 64, kSums = 16;
+  const int64_t rows = CeilDiv(s.m, plan.tile_m) * plan.tile_m;
+  const int64_t work = CeilDiv(s.n, plan.tile_n) * plan.splits, rounds = CeilDiv(work, multiprocessors);
+  const int64_t sums = plan.splits > 1 ? kSums * plan.tile_n * rows / plan.tile_m : 0;
+  return rounds * ((plan.tile_n + rows) * CeilDiv(CeilDiv(s.k, kDepth), plan.splits) + sums);
 }
 
 // About one block a multiprocessor, or for every second one where a tile is all there is and A is no row, in slices of
@@ -59,6 +70,37 @@ DecomposeKPlan ChooseSlices(const DecomposeKShape& s, int multiprocessors, bool 
 }
 
 }  // namespace
+
+bool ChooseWide(const DecomposeKShape& s, int multiprocessors, bool slices, DecomposeKPlan* plan) {
+  constexpr int64_t kLeastWeight = int64_t{8} << 20;  // elements: smaller ones take as long as their latencies
+  constexpr int64_t kShortest = 512;                  // of K, in a slice
+  if (s.m <= 16 || s.n * s.k < kLeastWeight) return false;
+  int64_t least = 0;
+  for (int tile_n = kLeastWideTile; tile_n <= kMostWideTile; tile_n += kWideTileStep) {
+    const int64_t most = slices ? multiprocessors / CeilDiv(s.n, tile_n) : 1;
+    for (int splits = 1; splits == 1 || (splits <= most && s.k / splits >= kShortest); ++splits) {
+      const DecomposeKPlan chosen{DecomposeKWay::kWide, 64, tile_n, splits};
+      const int64_t cost = WideCost(s, multiprocessors, chosen);
+      if ((least > 0 && cost >= least) || !CanWide(s, chosen)) continue;
+      least = cost;
+      *plan = chosen;
+    }
+  }
+  return least > 0;
+}
+
+LaunchOfSlices SlicesLaunch(DecomposeKWay way) {
+  switch (way) {
+    case DecomposeKWay::kSlices:
+      return LaunchSlices;
+    case DecomposeKWay::kWarpgroups:
+      return LaunchWarpgroups;
+    case DecomposeKWay::kWide:
+      return LaunchWide;
+    default:
+      return nullptr;
+  }
+}
 
 bool TakesTensorCores(const DecomposeKShape& s) { return s.a.bf16 && s.b.bf16; }
 
@@ -120,6 +162,8 @@ bool CanRun(const DecomposeKShape& s, const DecomposeKPlan& plan, bool rows, int
       // Slices begin where 16 bytes can be read at once.
       return CanUseLibrary(s) && IsLibraryTile(plan.tile_m, plan.tile_n) &&
              (plan.splits == 1 || s.k % (8 * plan.splits) == 0);
+    case DecomposeKWay::kWide:
+      return CanWide(s, plan);
     case DecomposeKWay::kSkinny:
       return false;
   }
@@ -155,6 +199,13 @@ std::vector<DecomposeKPlan> DecomposeKCandidates(const DecomposeKShape& s, int m
           offer(plan);
         }
       }
+    }
+  }
+  for (int tile_n = kLeastWideTile; s.constant_b && s.m > 16 && tile_n <= kMostWideTile; tile_n += kWideTileStep) {
+    // A block for each multiprocessor, or for most.
+    const int64_t tiles = CeilDiv(s.n, tile_n), most = std::max<int64_t>(1, multiprocessors / tiles);
+    for (int64_t splits = most; splits > 0 && splits * tiles * 4 >= multiprocessors * 3; --splits) {
+      offer({DecomposeKWay::kWide, 64, tile_n, static_cast<int>(splits)});
     }
   }
   for (const auto& [tile_m, tile_n] : kTiles) {

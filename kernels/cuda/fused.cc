@@ -11,6 +11,7 @@
 #include "kernels/cuda/glu_product_launch.h"
 #include "kernels/cuda/rows.h"
 #include "kernels/cuda/skinny.h"
+#include "kernels/cuda/wide_product_launch.h"
 #include "kernels/ops/elementwise.h"
 #include "kernels/ops/norm.h"
 
@@ -45,12 +46,12 @@ Tensor NormRows(Backend& backend, const Tensor& x, const Tensor& norm, float eps
   return RmsNorm({&backend}, x, norm, eps);
 }
 
-// The slices of a sum's product, for the norm that follows to add up; none: the product goes another way.
-Tensor SlicesOfSum(Backend& backend, const Tensor& x, const Tensor& weight) {
+// The slices of a product, for what follows to add up; none: the product goes another way.
+Tensor SlicesOf(Backend& backend, const Tensor& x, const Tensor& weight, PlanEpilogue ending) {
   if (x.dim(0) == 0 || x.dtype() != DType::kBF16 || !IsBf16Product(backend, weight)) return Tensor();
   CheckMatrix(x, x.dim(0), weight.dim(1));
   const DecomposeKShape shape = LinearShape(x, weight);
-  const DecomposeKPlan way = WayOfLinear(backend, shape, PlanEpilogue::kScaledRows);
+  const DecomposeKPlan way = WayOfLinear(backend, shape, ending);
   return LeavesSlices(way) ? RunSlices(backend, shape, way) : Tensor();
 }
 
@@ -119,17 +120,23 @@ Tensor RunNormed(Backend& backend, const Tensor& x, const Tensor& norm, float ep
   return rows;
 }
 
+PlanEpilogue EndingOf(const NormLinearArgs& args) {
+  return args.scaled.squares ? PlanEpilogue::kNormed : PlanEpilogue::kNone;
+}
+
+void SetOut(SkinnyParams& p, const Tensor& out) {
+  p.out = out.f32();
+  p.out_stride = out.stride(0);
+}
+
 }  // namespace
 
 void NormLinear(Backend& backend, const NormLinearArgs& args) {
   CheckMatrix(args.x, args.x.dim(0), args.weight.dim(1));
   CheckMatrix(args.out, args.x.dim(0), args.weight.dim(0));
   if (args.x.dim(0) == 0) return;
-  const PlanEpilogue ending = args.scaled.squares ? PlanEpilogue::kNormed : PlanEpilogue::kNone;
-  const auto end = [&](SkinnyParams& p) {
-    p.out = args.out.f32();
-    p.out_stride = args.out.stride(0);
-  };
+  const PlanEpilogue ending = EndingOf(args);
+  const auto end = [&](SkinnyParams& p) { SetOut(p, args.out); };
   const Tensor rows = RunNormed(backend, args.x, args.norm, args.eps, args.scaled, args.weight, ending, end);
   if (rows) LinearInto(backend, rows, args.weight, Tensor(), args.out, /*add=*/false, ending);
 }
@@ -156,7 +163,7 @@ void LinearAdd(Backend& backend, const LinearAddArgs& args) {
     }
   }
   if (args.scaled && CanNormToBf16(args.residual, args.next_norm)) {
-    if (const Tensor slices = SlicesOfSum(backend, args.x, args.weight)) {
+    if (const Tensor slices = SlicesOf(backend, args.x, args.weight, ending)) {
       CheckMatrix(args.residual, rows, n);
       args.scaled->values = NormToBf16(backend, args.residual, args.next_norm, args.next_eps, slices);
       return;
@@ -188,8 +195,12 @@ void NormSwiGlu(Backend& backend, const NormSwiGluArgs& args) {
       return LaunchGluProduct(product, DeviceOf(backend).multiprocessors(), StreamOf(backend));
     }
   }
-  const bool round = x.dtype() == DType::kBF16 && ffn % 8 == 0 &&
-                     WayOfLinear(backend, LinearShape(x, args.gate_up), ending).way == DecomposeKWay::kLibrary;
+  const DecomposeKShape shape = LinearShape(x, args.gate_up);
+  const DecomposeKPlan way = WayOfLinear(backend, shape, ending);
+  if (way.way == DecomposeKWay::kWide && way.splits == 1) {
+    return LaunchWideGates(shape, way, args.out->raw(), StreamOf(backend));
+  }
+  const bool round = x.dtype() == DType::kBF16 && ffn % 8 == 0 && way.way == DecomposeKWay::kLibrary;
   const Tensor both = ctx.Empty(round ? DType::kBF16 : DType::kF32, {rows, 2 * ffn});
   LinearInto(backend, x, args.gate_up, Tensor(), both, /*add=*/false, ending);
   LaunchSwiGluToBf16(both.raw(), round, rows, ffn, args.out->raw(), StreamOf(backend));
@@ -213,23 +224,35 @@ void QkvRope(Backend& backend, const QkvRopeArgs& args) { LaunchQkvRope(TurnOf(a
 
 void NormQkvRope(Backend& backend, const NormQkvRopeArgs& args) {
   const NormLinearArgs& product = args.product;
-  const QkvRopeParams turn = TurnOf(args.turn);
+  QkvRopeParams turn = TurnOf(args.turn);
   STILLHOUSE_CHECK(product.out.raw() == args.turn.qkv.raw() && product.out.dtype() == args.turn.qkv.dtype() &&
                    product.out.dim(0) == turn.rows && product.out.contiguous())
       << product.out.DebugString();
+  if (turn.rows == 0) return;
+  Tensor slices;
   if (turn.qkv_bf16) {
     STILLHOUSE_CHECK(turn.rows > kCachedRows && IsBf16Product(backend, product.weight)) << product.out.DebugString();
     const Tensor rows = NormedRows(backend, product.x, product.norm, product.eps, product.scaled, product.weight);
     LinearInto(backend, rows, product.weight, Tensor(), product.out);
-  } else if (CanTurn(turn) && turn.rows > 0) {
-    const PlanEpilogue ending = PlanEpilogue::kTurn;
-    const auto end = [&](SkinnyParams& p) { p.rope = &turn; };
+  } else {
+    const bool turns = CanTurn(turn);
+    const PlanEpilogue ending = turns ? PlanEpilogue::kTurn : EndingOf(product);
+    const auto end = [&](SkinnyParams& p) {
+      if (turns) {
+        p.rope = &turn;
+      } else {
+        SetOut(p, product.out);
+      }
+    };
     const Tensor rows =
         RunNormed(backend, product.x, product.norm, product.eps, product.scaled, product.weight, ending, end);
-    if (!rows) return;
-    LinearInto(backend, rows, product.weight, Tensor(), product.out, /*add=*/false, ending);
-  } else {
-    NormLinear(backend, product);
+    if (!rows && turns) return;
+    if (rows && (slices = SlicesOf(backend, rows, product.weight, ending))) {
+      turn.slices = slices.f32();
+      turn.splits = static_cast<int>(slices.dim(0));
+    } else if (rows) {
+      LinearInto(backend, rows, product.weight, Tensor(), product.out, /*add=*/false, ending);
+    }
   }
   LaunchQkvRope(turn, StreamOf(backend));
 }

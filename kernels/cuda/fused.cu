@@ -163,8 +163,8 @@ __device__ __forceinline__ Kv* KeptAt(const QkvRopeParams& p, int64_t r, int hea
 constexpr int kHeadWarps = 4;
 constexpr int kPairsAtOnce = 2;  // of a lane, read together: a head of 128
 
-// A warp takes one head of one row; a lane owns pairs, so that they are turned in place.
-template <typename Kv>
+// A warp takes one head of one row; a lane owns pairs, so that they are turned in place. kAdds: there are slices.
+template <typename Kv, bool kAdds>
 __global__ void __launch_bounds__(kHeadWarps* kWarp) QkvRopeKernel(const QkvRopeParams p) {
   LetNextKernelStart();
   const int all = p.heads + 2 * p.kv_heads, lane = static_cast<int>(threadIdx.x) % kWarp;
@@ -175,15 +175,44 @@ __global__ void __launch_bounds__(kHeadWarps* kWarp) QkvRopeKernel(const QkvRope
   if (head >= all) return;
   const int kind = KindOf(p, head);
   Kv* const to = KeptAt<Kv>(p, r, head);
+  // Elements at(e) of the head, asked for together; what lies beyond its end is 0.
+  const auto read = [&](auto& value, const auto& at) {
+    constexpr int kCount = static_cast<int>(sizeof(value) / sizeof(value[0]));
+    if constexpr (!kAdds) {
+#pragma unroll
+      for (int e = 0; e < kCount; ++e) value[e] = at(e) < p.width ? x[at(e)] : 0.0f;
+      return;
+    }
+    const int64_t step = p.rows * all * p.width;
+    const float* slices = p.slices + (r * all + head) * p.width;
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) value[e] = 0.0f;
+    for (int s = 0; s < p.splits; s += kSlicesAtOnce, slices += kSlicesAtOnce * step) {
+      float part[kSlicesAtOnce][kCount];
+#pragma unroll
+      for (int q = 0; q < kSlicesAtOnce; ++q) {
+#pragma unroll
+        for (int e = 0; e < kCount; ++e)
+          part[q][e] = s + q < p.splits && at(e) < p.width ? slices[q * step + at(e)] : 0.0f;
+      }
+#pragma unroll
+      for (int q = 0; q < kSlicesAtOnce; ++q) {
+#pragma unroll
+        for (int e = 0; e < kCount; ++e) value[e] += part[q][e];
+      }
+    }
+  };
+  constexpr int kAtOnce = 2 * kPairsAtOnce;
   if (kind == 2) {
-    constexpr int kAtOnce = 2 * kPairsAtOnce;
     for (int begin = lane; begin < p.width; begin += kAtOnce * kWarp) {
       float value[kAtOnce];
-#pragma unroll
-      for (int e = 0; e < kAtOnce; ++e) value[e] = begin + e * kWarp < p.width ? x[begin + e * kWarp] : 0.0f;
+      const auto at = [&](int e) { return begin + e * kWarp; };
+      read(value, at);
 #pragma unroll
       for (int e = 0; e < kAtOnce; ++e) {
-        if (to && begin + e * kWarp < p.width) to[begin + e * kWarp] = FromFloat<Kv>(value[e]);
+        if (at(e) >= p.width) break;
+        if (kAdds) x[at(e)] = value[e];
+        if (to) to[at(e)] = FromFloat<Kv>(value[e]);
       }
     }
     return;
@@ -192,10 +221,15 @@ __global__ void __launch_bounds__(kHeadWarps* kWarp) QkvRopeKernel(const QkvRope
   float rstd = 1.0f;
   if (norm) {
     float sum = 0.0f;
-    for (int i = lane; i < p.width; i += kWarp) sum += x[i] * x[i];
+    for (int begin = lane; begin < p.width; begin += kAtOnce * kWarp) {
+      float value[kAtOnce];
+      read(value, [&](int e) { return begin + e * kWarp; });
+#pragma unroll
+      for (const float v : value) sum += v * v;
+    }
     rstd = 1.0f / sqrtf(WarpSum(sum) / static_cast<float>(p.width) + p.eps);
   }
-  const auto value = [&](int i) { return norm ? x[i] * rstd * norm[i] : x[i]; };
+  const auto normed = [&](int i, float value) { return norm ? value * rstd * norm[i] : value; };
   const auto store = [&](int i, float turned) {
     x[i] = turned;
     if (to) to[i] = FromFloat<Kv>(turned);
@@ -203,27 +237,35 @@ __global__ void __launch_bounds__(kHeadWarps* kWarp) QkvRopeKernel(const QkvRope
   const float* const cosine = p.angles + r * 2 * p.pairs;
   const float* const sine = cosine + p.pairs;
   for (int begin = lane; begin < p.pairs; begin += kPairsAtOnce * kWarp) {
-    float a[kPairsAtOnce], b[kPairsAtOnce], c[kPairsAtOnce], s[kPairsAtOnce];
-    const auto first = [&](int j) { return p.interleaved ? 2 * j : j; };
-    const auto second = [&](int j) { return p.interleaved ? 2 * j + 1 : j + p.pairs; };
+    // The first of each pair, then the seconds.
+    float value[kAtOnce], c[kPairsAtOnce], s[kPairsAtOnce];
+    const auto pair = [&](int e) { return begin + e % kPairsAtOnce * kWarp; };
+    const auto at = [&](int e) {
+      const bool second = e >= kPairsAtOnce;
+      if (pair(e) >= p.pairs) return p.width;
+      return p.interleaved ? 2 * pair(e) + second : pair(e) + (second ? p.pairs : 0);
+    };
 #pragma unroll
     for (int e = 0; e < kPairsAtOnce; ++e) {
-      const int j = begin + e * kWarp;
-      if (j >= p.pairs) continue;
-      a[e] = value(first(j));
-      b[e] = value(second(j));
-      c[e] = cosine[j];
-      s[e] = sine[j];
+      if (pair(e) >= p.pairs) continue;
+      c[e] = cosine[pair(e)];
+      s[e] = sine[pair(e)];
     }
+    read(value, at);
 #pragma unroll
     for (int e = 0; e < kPairsAtOnce; ++e) {
-      const int j = begin + e * kWarp;
-      if (j >= p.pairs) continue;
-      store(first(j), a[e] * c[e] - b[e] * s[e]);
-      store(second(j), b[e] * c[e] + a[e] * s[e]);
+      if (pair(e) >= p.pairs) continue;
+      const int first = at(e), second = at(e + kPairsAtOnce);
+      const float a = normed(first, value[e]), b = normed(second, value[e + kPairsAtOnce]);
+      store(first, a * c[e] - b * s[e]);
+      store(second, b * c[e] + a * s[e]);
     }
   }
-  for (int i = 2 * p.pairs + lane; i < p.width; i += kWarp) store(i, value(i));
+  for (int i = 2 * p.pairs + lane; i < p.width; i += kWarp) {
+    float value[1];
+    read(value, [&](int) { return i; });
+    store(i, normed(i, value[0]));
+  }
 }
 
 constexpr int kRowThreads = 128;
@@ -370,11 +412,9 @@ void LaunchQkvRope(const QkvRopeParams& params, cudaStream_t stream) {
                                  : LaunchQkvRopeBf16<16>(params, stream);
   }
   const dim3 blocks(static_cast<unsigned>(params.rows), static_cast<unsigned>(CeilDiv(heads, kHeadWarps)));
-  if (params.kv_bf16) {
-    LaunchKernelEarly(QkvRopeKernel<Bf16>, blocks, kHeadWarps * kWarp, 0, stream, params);
-  } else {
-    LaunchKernelEarly(QkvRopeKernel<float>, blocks, kHeadWarps * kWarp, 0, stream, params);
-  }
+  const auto kernel = params.slices ? (params.kv_bf16 ? QkvRopeKernel<Bf16, true> : QkvRopeKernel<float, true>)
+                                    : (params.kv_bf16 ? QkvRopeKernel<Bf16, false> : QkvRopeKernel<float, false>);
+  LaunchKernelEarly(kernel, blocks, kHeadWarps * kWarp, 0, stream, params);
 }
 
 void LaunchLayRuns(const AttentionRun* base, const AttentionRunLayers* layers, int64_t runs, int64_t layer_count,

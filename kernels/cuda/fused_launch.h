@@ -44,6 +44,8 @@ void LaunchRopeAngles(const RopeAnglesParams& params, cudaStream_t stream);
 // One row of qkv [rows, heads + 2·kv_heads, width] after the other, in place; keys and values to their places.
 struct QkvRopeParams {
   float* qkv = nullptr;
+  const float* slices = nullptr;  // [splits, …]: what adds up, in their order, to the rows of `qkv` before; or null
+  int splits = 0;
   void* qkv_bf16 = nullptr;  // the rows instead of `qkv`: CanTurnBf16, to pages of bf16; all multiples of 16 bytes
   int64_t rows = 0;
   int heads = 0, kv_heads = 0, width = 0;

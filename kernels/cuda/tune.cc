@@ -52,6 +52,7 @@ class Trial {
     shape_.m = m_;
     shape_.n = n_;
     shape_.k = k_;
+    shape_.constant_b = IsLinear(epilogue_);
     if (IsLinear(epilogue_) && epilogue_ != PlanEpilogue::kNone && epilogue_ != PlanEpilogue::kScaledRows) MakeNormed();
     if (epilogue_ == PlanEpilogue::kTurn) {
       std::vector<float> angles(static_cast<size_t>(m_ * kHeadWidth), 0.0f);  // none: cos 1, sin 0
@@ -241,9 +242,8 @@ absl::StatusOr<PlanBook> TunePlans(int device, const std::vector<TuneProduct>& p
   for (const TuneProduct& product : products) {
     for (RowBucket bucket : product.rows) {
       const int64_t m = RowsOf(bucket), n = product.n, k = product.k;
-      // With more rows these are Linear.
-      const bool linear = product.epilogue == PlanEpilogue::kNormed || product.epilogue == PlanEpilogue::kTurn;
-      if (linear && m > cuda::kSkinnyRows) continue;
+      // With more rows it is Linear.
+      if (product.epilogue == PlanEpilogue::kNormed && m > cuda::kSkinnyRows) continue;
       const double bytes = 4.0 * (static_cast<double>(m) * k + static_cast<double>(k) * n +
                                   (cuda::kMostSlices + 4.0) * static_cast<double>(m) * std::min<int64_t>(n, 1024));
       if (bytes > static_cast<double>(kMostBytes)) {

@@ -14,6 +14,7 @@ enum class DecomposeKWay : uint8_t {
   kWarpgroups,  // as kSlices, by warpgroups from what the copy engine brings; sides of 64, 128 or 256
   kLibrary,     // cuBLAS, its slices a batch; then a reducer, or what becomes of the product
   kSkinny,      // at most 16 rows times a weight (skinny.cu), with what follows where the kernel has it
+  kWide,        // at most 128 rows times a large weight (wide_product.cu); tiles of 64x64 to 64x256, in steps of 32
 };
 
 struct DecomposeKPlan {

@@ -27,8 +27,8 @@ constexpr std::array<std::string_view, 3> kLayouts = {"b-rows", "b-columns", "ot
 constexpr std::array<std::string_view, 7> kEpilogues = {"element",     "row", "none", "normed",
                                                         "scaled-rows", "glu", "turn"};
 constexpr std::array<std::string_view, 6> kBuckets = {"1", "2-8", "9-32", "33-128", "129-512", "513+"};
-constexpr std::array<std::string_view, 7> kWays = {"slices",     "fragments", "cluster", "exchange",
-                                                   "warpgroups", "library",   "skinny"};
+constexpr std::array<std::string_view, 8> kWays = {"slices",     "fragments", "cluster", "exchange",
+                                                   "warpgroups", "library",   "skinny",  "wide"};
 
 template <typename E, size_t kCount>
 std::string_view NameOf(const std::array<std::string_view, kCount>& names, E value) {

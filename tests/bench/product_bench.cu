@@ -1,6 +1,6 @@
-// Products of few rows with bf16 weights beside cuBLAS, and a layer's four in a row as a decode step runs them, all in
-// graphs over weights that no cache holds. Each is checked against sums in fp64 first.
-// product_bench RESULT.json COMMIT [sweep]
+// Products of few and of tens of rows with bf16 weights beside cuBLAS, and a layer's four in a row as a decode step
+// runs them, all in graphs over weights that no cache holds. Each is checked against sums in fp64 first. product_bench
+// RESULT.json COMMIT [sweep]
 #include <cublas_v2.h>
 #include <cuda_bf16.h>
 
@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "kernels/cuda/skinny_launch.h"
+#include "kernels/cuda/wide_product_launch.h"
 #include "tests/bench/gpu_bench.h"
 
 namespace stillhouse::bench {
@@ -34,8 +35,9 @@ __global__ void Fill(Bf16* x, int64_t count, float scale, uint32_t seed) {
   }
 }
 
-// Adds up |y − Σ x·w|² and |Σ x·w|² of all elements: a warp takes one.
-__global__ void Errors(const Bf16* x, const Bf16* w, const float* y, int m, int64_t n, int k, double* sums) {
+// Adds up |y − Σ x·w|² and |Σ x·w|² of all elements: a warp takes one. y is in slices.
+__global__ void Errors(const Bf16* x, const Bf16* w, const float* y, int slices, int m, int64_t n, int k,
+                       double* sums) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int64_t at = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
   if (at >= m * n) return;
@@ -46,7 +48,8 @@ __global__ void Errors(const Bf16* x, const Bf16* w, const float* y, int m, int6
   }
   for (int other = 16; other > 0; other /= 2) sum += __shfl_xor_sync(~0u, sum, other);
   if (lane != 0) return;
-  const double difference = static_cast<double>(y[at]) - sum;
+  double difference = -sum;
+  for (int s = 0; s < slices; ++s) difference += static_cast<double>(y[s * m * n + at]);
   atomicAdd(&sums[0], difference * difference);
   atomicAdd(&sums[1], sum * sum);
 }
@@ -86,26 +89,41 @@ class Bench {
     SkinnyParams p = Params(m, n, k);
     p.out = out_;
     p.out_stride = n;
-    Check(p);
-    const double floor = 1e6 * static_cast<double>(n * k * 2) / kBandwidth;
-    const double peer = Time(p, [&](const SkinnyParams& q) {
-      const float one = 1.0f, zero = 0.0f;
-      CheckCublas(cublasGemmEx(cublas_, CUBLAS_OP_T, CUBLAS_OP_N, static_cast<int>(n), m, static_cast<int>(k), &one,
-                               q.weight, CUDA_R_16BF, static_cast<int>(k), q.x, CUDA_R_16BF, static_cast<int>(k), &zero,
-                               out_, CUDA_R_32F, static_cast<int>(n), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
-    });
     const SkinnySchedule chosen = cuda::ScheduleSkinny(p);
+    Check(m, n, k, 1, [&] { cuda::LaunchSkinny(p, chosen, stream_); });
     const auto time = [&](const SkinnySchedule& s) {
-      return Time(p, [&](const SkinnyParams& q) { cuda::LaunchSkinny(q, s, stream_); });
+      return Time(n * k, [&](const Bf16* weight) {
+        p.weight = weight;
+        cuda::LaunchSkinny(p, s, stream_);
+      });
     };
-    const std::string name = std::to_string(m) + " rows, " + std::to_string(k) + " to " + std::to_string(n);
-    Add({name, time(chosen), peer, "cuBLAS", floor, 0.0, Words(chosen)});
+    const std::string name = Name(m, n, k);
+    Add({name, time(chosen), Library(m, n, k), "cuBLAS", Floor(n, k), 0.0, Words(chosen)});
     if (!sweep_ || chosen.small) return;
     for (const int stages : {2, 3, 4, 5, 8}) {
       SkinnySchedule schedule = chosen;
       schedule.stages = stages;
       std::printf("  %-32s %-40s %8.2f us\n", name.c_str(), Words(schedule).c_str(), time(schedule));
     }
+  }
+
+  // Of tens of rows, in slices that are left to what follows.
+  void Wide(int m, int64_t n, int64_t k, int tile_n, int splits) {
+    const DecomposeKPlan plan{DecomposeKWay::kWide, 64, tile_n, splits};
+    cuda::DecomposeKShape s;
+    s.a = {rows_, true, k, 1};
+    s.b = {weights_, true, k, 1};
+    s.m = m;
+    s.n = n;
+    s.k = k;
+    s.constant_b = true;
+    Check(m, n, k, splits, [&] { cuda::LaunchWide(s, plan, out_, stream_); });
+    const double ours = Time(n * k, [&](const Bf16* weight) {
+      s.b.data = weight;
+      cuda::LaunchWide(s, plan, out_, stream_);
+    });
+    Add({Name(m, n, k), ours, Library(m, n, k), "cuBLAS", Floor(n, k), 0.0,
+         "tiles of 64x" + std::to_string(tile_n) + ", " + std::to_string(splits) + " slices"});
   }
 
   // Four products of each layer and nothing between them: microseconds a layer.
@@ -177,6 +195,20 @@ class Bench {
     results_.push_back(std::move(row));
   }
 
+  static std::string Name(int m, int64_t n, int64_t k) {
+    return std::to_string(m) + " rows, " + std::to_string(k) + " to " + std::to_string(n);
+  }
+  static double Floor(int64_t n, int64_t k) { return 1e6 * static_cast<double>(n * k * 2) / kBandwidth; }
+
+  double Library(int m, int64_t n, int64_t k) {
+    return Time(n * k, [&](const Bf16* weight) {
+      const float one = 1.0f, zero = 0.0f;
+      CheckCublas(cublasGemmEx(cublas_, CUBLAS_OP_T, CUBLAS_OP_N, static_cast<int>(n), m, static_cast<int>(k), &one,
+                               weight, CUDA_R_16BF, static_cast<int>(k), rows_, CUDA_R_16BF, static_cast<int>(k), &zero,
+                               out_, CUDA_R_32F, static_cast<int>(n), CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT));
+    });
+  }
+
   static constexpr int64_t kWeights = int64_t{3} << 29, kRows = int64_t{4} << 20, kOut = int64_t{16} << 20;
 
   SkinnyParams Params(int m, int64_t n, int64_t k) const {
@@ -199,36 +231,36 @@ class Bench {
                       : "");
   }
 
-  void Check(const SkinnyParams& p) {
-    const size_t count = static_cast<size_t>(p.m) * static_cast<size_t>(p.n);
+  // rows_ times weights_, which `launch` leaves in slices in out_.
+  template <typename Launch>
+  void Check(int m, int64_t n, int64_t k, int slices, const Launch& launch) {
+    const size_t elements = static_cast<size_t>(m) * static_cast<size_t>(n), count = elements * slices;
     std::vector<float> first(count), again(count);
     for (std::vector<float>* to : {&first, &again}) {
       STILLHOUSE_CUDA_CHECK(cudaMemset(out_, 0xff, count * 4));
       STILLHOUSE_CUDA_CHECK(cudaDeviceSynchronize());
-      cuda::LaunchSkinny(p, cuda::ScheduleSkinny(p), stream_);
+      launch();
       STILLHOUSE_CUDA_CHECK(cudaStreamSynchronize(stream_));
       STILLHOUSE_CUDA_CHECK(cudaMemcpy(to->data(), out_, count * 4, cudaMemcpyDeviceToHost));
     }
     STILLHOUSE_CHECK(std::memcmp(first.data(), again.data(), count * 4) == 0) << "other bits";
     STILLHOUSE_CUDA_CHECK(cudaMemset(errors_, 0, 16));
-    Errors<<<static_cast<unsigned>((count + 7) / 8), 256>>>(static_cast<const Bf16*>(p.x),
-                                                            static_cast<const Bf16*>(p.weight), out_, p.m, p.n,
-                                                            static_cast<int>(p.k), errors_);
+    Errors<<<static_cast<unsigned>((elements + 7) / 8), 256>>>(rows_, weights_, out_, slices, m, n, static_cast<int>(k),
+                                                               errors_);
     double sums[2];
     STILLHOUSE_CUDA_CHECK(cudaMemcpy(sums, errors_, 16, cudaMemcpyDeviceToHost));
     const double error = std::sqrt(sums[0] / sums[1]);
-    if (!(error < 1e-5)) std::printf("%d rows, %ld to %ld: error %g\n", p.m, p.k, p.n, error);
+    if (!(error < 1e-5)) std::printf("%d rows, %ld to %ld: error %g\n", m, k, n, error);
     STILLHOUSE_CHECK(error < 1e-5) << error;
   }
 
   template <typename Launch>
-  double Time(SkinnyParams p, const Launch& launch) {
-    const int64_t size = p.n * p.k, places = std::max<int64_t>(1, std::min<int64_t>(30, kWeights / size));
+  double Time(int64_t size, const Launch& launch) {
+    const int64_t places = std::max<int64_t>(1, std::min<int64_t>(30, kWeights / size));
     return MicrosecondsInGraph(stream_, 1, 7,
                                [&] {
                                  for (int64_t i = 0; i < 2 * places; ++i) {
-                                   p.weight = weights_ + i % places * (kWeights / places / 8 * 8);
-                                   launch(p);
+                                   launch(weights_ + i % places * (kWeights / places / 8 * 8));
                                  }
                                }) /
            static_cast<double>(2 * places);
@@ -259,6 +291,11 @@ void Main(const char* path, const char* commit, bool sweep) {
       if (m == 1) bench.Product(m, layer.vocabulary, layer.width);
       bench.Chain(layer, m);
     }
+  }
+  for (const int m : {32, 64, 128}) {
+    bench.Wide(m, llama.qkv, llama.width, 96, 2);
+    bench.Wide(m, llama.width, llama.attended, 128, 4);
+    bench.Wide(m, llama.width, llama.ffn, 128, 4);
   }
   WriteResults(path, commit, "product_bench", bench.results());
 }

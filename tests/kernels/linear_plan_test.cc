@@ -139,7 +139,12 @@ TEST(LinearPlan, EveryWayIsTheProduct) {
       {33, 120, 4096, {Way::kSlices, 32, 32, 1}},        {9, 128, 4096, {Way::kLibrary, 16, 16, 1}},
       {3, 136, 4096, {Way::kSkinny, 16, 16, 1}},         {64, 144, 4096, {Way::kLibrary, 16, 16, 4}},
       {20, 152, 4096, {Way::kLibrary, 16, 16, 16}},      {64, 4096, 512, {Way::kLibrary, 64, 96, 1}},
-      {40, 1024, 1024, {Way::kLibrary, 64, 128, 2}},
+      {40, 1024, 1024, {Way::kLibrary, 64, 128, 2}},     {64, 108, 4096, {Way::kWide, 64, 64, 3}},
+      {17, 1000, 1048, {Way::kWide, 64, 64, 5}},         {128, 257, 2048, {Way::kWide, 64, 96, 4}},
+      {40, 139, 4168, {Way::kWide, 64, 128, 13}},        {100, 999, 1000, {Way::kWide, 64, 256, 1}},
+      {33, 1536, 256, {Way::kWide, 64, 160, 4}},         {65, 448, 320, {Way::kWide, 64, 224, 1}},
+      {70, 388, 640, {Way::kWide, 64, 192, 2}},          {20, 20000, 72, {Way::kWide, 64, 64, 1}},
+      {127, 9002, 128, {Way::kWide, 64, 64, 2}},
   };
   uint64_t seed = 10;
   for (const Case& c : kCases) {
@@ -242,6 +247,8 @@ TEST(LinearPlan, NormsAddSlicesUp) {
       {100, 192, 1000, {Way::kLibrary, 16, 16, 3}}, {24, 8516, 1024, {Way::kLibrary, 16, 16, 2}},
       {6, 1092, 2048, {Way::kSlices, 16, 32, 4}},   {140, 4608, 1024, {Way::kLibrary, 16, 16, 2}},
       {20, 2052, 1024, {Way::kLibrary, 64, 64, 8}}, {64, 588, 2048, {Way::kWarpgroups, 64, 64, 8}},
+      {64, 1028, 4096, {Way::kWide, 64, 128, 4}},   {17, 580, 1000, {Way::kWide, 64, 96, 16}},
+      {128, 1540, 1024, {Way::kWide, 64, 256, 7}},  {100, 4100, 512, {Way::kWide, 64, 160, 2}},
   };
   constexpr float kEps = 1e-3f;
   uint64_t seed = 200;
@@ -293,6 +300,106 @@ TEST(LinearPlan, NormsAddSlicesUp) {
     backend->Zero(to);
     step->Run();
     EXPECT_EQ(ctx.ToFloats(to), got);
+  }
+}
+
+// Without a plan, tens of rows stream a large weight: sums are left in slices, gates come of one launch.
+TEST(LinearPlan, LargeWeightsAreStreamedByTheirShape) {
+  const auto plain = MakeBf16Backend();
+  if (!plain) GTEST_SKIP() << "no bf16 storage here";
+  const int64_t m = 50, n = 4104, k = 2056;
+  const Context ctx{plain.get()};
+  const Tensor x = Random(ctx, DType::kBF16, {m, k}, 400), w = Random(ctx, DType::kBF16, {n, k}, 401);
+  const Tensor rows = Random(ctx, DType::kF32, {m, k}, 402), row_norm = Random(ctx, DType::kF32, {k}, 403);
+  const Tensor norm = Random(ctx, DType::kF32, {n}, 404);
+  const auto sum = [&](const Context& of) {
+    const Tensor to = of.EmptyF32({m, n});
+    of.backend->Zero(to);
+    ScaledRows scaled;
+    LinearAdd(of, x, w, to, norm, 1e-5f, &scaled);
+    EXPECT_TRUE(scaled.values || of.backend != plain.get());
+    return Values(of, to);
+  };
+  const auto gates = [&](const Context& of) { return Values(of, NormSwiGlu(of, rows, row_norm, 1e-5f, w)); };
+  const std::vector<float> streamed_sum = sum(ctx), streamed_gates = gates(ctx);
+  const DecomposeKPlan library{Way::kLibrary, 16, 16, 1};
+  WithPlan(*plain, KeyOf(m, n, k, PlanEpilogue::kGlu), library);
+  const auto other = WithPlan(*plain, KeyOf(m, n, k, PlanEpilogue::kScaledRows), library);
+  const Context by_library{other.get()};
+  const std::vector<float> library_sum = sum(by_library), library_gates = gates(by_library);
+  EXPECT_NE(streamed_sum, library_sum);
+  EXPECT_LE(RelativeError(Widened(streamed_sum), Widened(library_sum)), 5e-6);
+  EXPECT_LE(RelativeError(Widened(streamed_gates), Widened(library_gates)), 8e-3);
+}
+
+// Gates in one launch, and heads whose rotation adds the slices up: what the library and launches of their own make.
+TEST(LinearPlan, WideProductsEndInGatesAndRotations) {
+  const auto plain = MakeBf16Backend();
+  if (!plain) GTEST_SKIP() << "no bf16 storage here";
+  struct Tens {
+    int64_t m, ffn, heads, k;
+    int gate_tile, turn_tile, splits;
+    bool norms, interleaved, bf16;
+  };
+  constexpr int64_t kWidth = 64;
+  uint64_t seed = 300;
+  for (const Tens& c :
+       {Tens{17, 100, 5, 328, 64, 64, 2, false, false, false}, Tens{33, 1504, 7, 1000, 160, 96, 5, true, false, true},
+        Tens{48, 228, 11, 64, 256, 256, 1, true, true, false}, Tens{64, 896, 24, 2048, 224, 128, 4, false, false, true},
+        Tens{65, 404, 6, 512, 96, 192, 3, true, true, true}, Tens{128, 9000, 9, 256, 128, 224, 2, true, false, false},
+        Tens{50, 64, 7, 2048, 192, 160, 9, false, true, true}}) {
+    SCOPED_TRACE(StrCat(c.m, " rows"));
+    const int64_t heads = c.heads, n = heads * kWidth;
+    WithPlan(*plain, KeyOf(c.m, 2 * c.ffn, c.k, PlanEpilogue::kGlu), {Way::kWide, 64, c.gate_tile, 1});
+    // Heads that are normalised are a product without an ending.
+    const PlanEpilogue ending = c.norms ? PlanEpilogue::kNone : PlanEpilogue::kTurn;
+    const auto backend = WithPlan(*plain, KeyOf(c.m, n, c.k, ending), {Way::kWide, 64, c.turn_tile, c.splits});
+    const Context before{plain.get()}, ctx{backend.get()};
+    const Tensor x = Random(ctx, DType::kF32, {c.m, c.k}, seed++), norm = Random(ctx, DType::kF32, {c.k}, seed++);
+    const Tensor gate_up = Random(ctx, DType::kBF16, {2 * c.ffn, c.k}, seed++);
+    const Tensor qkv = Random(ctx, DType::kBF16, {n, c.k}, seed++);
+    const Tensor q_norm = c.norms ? Random(ctx, DType::kF32, {kWidth}, seed++) : Tensor();
+    const Tensor k_norm = c.norms ? Random(ctx, DType::kF32, {kWidth}, seed++) : Tensor();
+    std::vector<float> angles(static_cast<size_t>(c.m * kWidth));
+    for (size_t i = 0; i < angles.size(); ++i) angles[i] = std::cos(static_cast<float>(i));
+    const auto gates = [&](const Context& of) { return Values(of, NormSwiGlu(of, x, norm, 1e-5f, gate_up)); };
+    struct Turned {
+      std::vector<float> rows, kept;
+    };
+    const auto turned = [&](const Context& of) {
+      PoisonNext(of, {c.splits, c.m, n});
+      const DType dtype = c.bf16 ? DType::kBF16 : DType::kF32;
+      const Tensor out = of.EmptyF32({c.m, n}), pages = of.Empty(dtype, {2, 2, c.m, kWidth});
+      of.backend->Zero(pages);
+      std::vector<int64_t> places;
+      for (int64_t r = 0; r < c.m; ++r) {
+        for (int64_t kind = 0; kind < 2; ++kind) {
+          places.push_back(reinterpret_cast<int64_t>(pages.Slice(0, kind, kind + 1).Slice(2, r, r + 1).raw()));
+        }
+      }
+      KvRows kv;
+      kv.places = of.Empty(DType::kI64, {c.m, 2});
+      of.backend->Upload(places.data(), kv.places);
+      kv.head_stride = c.m * kWidth;
+      kv.dtype = dtype;
+      QkvRopeArgs turn{out.Reshape({c.m, heads, kWidth}), heads - 4, 2, q_norm, k_norm};
+      turn.angles = of.Floats(angles, {c.m, kWidth});
+      turn.interleaved = c.interleaved;
+      turn.rows = &kv;
+      of.backend->fused().NormQkvRope(*of.backend, {{x, norm, qkv, out, 1e-5f, {}}, turn});
+      return Turned{Values(of, out), Values(of, pages)};
+    };
+    const std::vector<float> some_gates = gates(ctx);
+    const Turned some_turned = turned(ctx), want = turned(before);
+    EXPECT_LE(RelativeError(Widened(some_gates), Widened(gates(before))), 8e-3);
+    EXPECT_LE(RelativeError(Widened(some_turned.rows), Widened(want.rows)), 5e-6);
+    EXPECT_LE(RelativeError(Widened(some_turned.kept), Widened(want.kept)), c.bf16 ? 3e-4 : 5e-6);
+    for (int i = 0; i < 5; ++i) {
+      ASSERT_EQ(gates(ctx), some_gates);
+      const Turned again = turned(ctx);
+      ASSERT_EQ(again.rows, some_turned.rows);
+      ASSERT_EQ(again.kept, some_turned.kept);
+    }
   }
 }
 

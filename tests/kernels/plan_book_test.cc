@@ -55,7 +55,7 @@ TEST(PlanBook, ReadsWhatItPrints) {
   // Every way and every epilogue has a name.
   for (const DecomposeKWay way :
        {DecomposeKWay::kSlices, DecomposeKWay::kFragments, DecomposeKWay::kCluster, DecomposeKWay::kExchange,
-        DecomposeKWay::kWarpgroups, DecomposeKWay::kLibrary, DecomposeKWay::kSkinny}) {
+        DecomposeKWay::kWarpgroups, DecomposeKWay::kLibrary, DecomposeKWay::kSkinny, DecomposeKWay::kWide}) {
     for (const PlanEpilogue epilogue :
          {PlanEpilogue::kElement, PlanEpilogue::kRow, PlanEpilogue::kNone, PlanEpilogue::kNormed,
           PlanEpilogue::kScaledRows, PlanEpilogue::kGlu, PlanEpilogue::kTurn}) {
