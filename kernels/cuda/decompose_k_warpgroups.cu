@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(Tile<kRows>::kThreads) WarpgroupKernel(const _
     WarpgroupCommit();
   }
   WarpgroupWait<0>();
-  HoldNarrowSums(sum);
+  HoldSums(sum);
 
   // Through shared memory to whole rows; a warp has its own sixteen.
   __syncthreads();  // stages are read
