@@ -22,7 +22,7 @@ constexpr Cut kNarrowCut = {kAttentionStep, 1.0, 1.0, 1.0, 3.0, 0.1};
 constexpr Cut kWideCut = {kAttentionStep, 1.0, 2.0, 1.0, 0.0, 0.1};
 constexpr Cut kTallCut = {2 * kAttentionStep, 1.0, 1.0, 1.0, 2.0, 0.25};
 constexpr double kWideLatency = 1.4;
-constexpr int32_t kBriefSlots = 2 * kAttentionStep;  // of the longest item
+constexpr int32_t kBriefSlots = 4 * kAttentionStep;  // of the longest item
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(Tile<kRows>::kThreads) WarpgroupKernel(const _
     b += T::kStageBytes / 16;
   }
   WarpgroupWait<0>();
-  HoldNarrowSums(sum);
+  HoldSums(sum);
 
   if (p.partials && n % 4 == 0) {
     // A pair of threads has four columns of each group of eight: of two groups, each takes those of one.

@@ -248,7 +248,7 @@ __global__ void __launch_bounds__(kMostThreads, 1) SkinnyKernel(const __grid_con
       }
     }
     WarpgroupWait<0>();
-    HoldNarrowSums(sum);
+    HoldSums(sum);
     if (lane == 0) Arrive(&empty[read]);
     stage += to - from;
     if (from > 0) {

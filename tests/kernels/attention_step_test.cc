@@ -121,6 +121,7 @@ const StepShape kSteps[] = {
     Served(9, 3, 64, 130, 30, 3),     Served(8, 2, 128, 900, 1, 5),
     Served(8, 2, 128, 300, 40, 0),    Served(8, 2, 128, 520, 40, 10),
     Served(8, 2, 128, 2500, 33, 0),    // shared among the blocks of a cluster
+    Served(4, 1, 128, 6000, 40, 0),    // in longer shares
     Served(32, 2, 128, 1300, 2, 70),   // more heads than a narrow tile has queries
     Served(4, 1, 128, 20000, 1, 100),  // split into items that leave partial rows
     Served(6, 2, 80, 1000, 12, 5),    Served(6, 2, 192, 600, 3, 5),

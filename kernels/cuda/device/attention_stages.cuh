@@ -105,15 +105,14 @@ class PieceCursor {
       : items_(&items), run_(item.run - 1), left_(ShareSlots<kHalf>(item)), causal_limit_(item.causal_limit), kv_(kv) {
     if (left_ <= 0) return;
     Read(item.run);
-    Begin(item.slot + ShareBegin<kHalf>(item, ClusterRank()));
-    while (there_ <= 0) Begin(-there_);
+    there_ = -(item.slot + ShareBegin<kHalf>(item, ClusterRank()));
   }
 
   __device__ int left() const { return left_; }
   __device__ int kv() const { return kv_; }
 
   __device__ Piece Next() {
-    while (left_ > 0 && there_ <= 0) Begin(0);
+    while (left_ > 0 && there_ <= 0) Begin(-there_);
     Piece piece = now_;
     piece.run = run_;
     piece.slots = min(min(there_, left_), kHalf);
@@ -162,7 +161,7 @@ class PieceCursor {
 
   const AttentionItems* items_;
   int run_, left_, causal_limit_, kv_;
-  int there_ = 0;
+  int there_ = 0;  // slots of the run from here on; where it lies ahead, those before its slot, negative
   bool causal_ = false;
   Piece now_;
   struct {
@@ -174,36 +173,47 @@ class PieceCursor {
 };
 
 // The tiles of a block or of a cluster, (item, KV head) each, the longest first: dealt in turn, and back, so that all
-// get about as much. All roles walk alike.
+// get about as much. All roles walk alike. kOnly: as many blocks, or clusters, as tiles.
+template <bool kOnly>
 class TileWalk {
  public:
-  __device__ explicit TileWalk(const AttentionTensors& t, const AttentionItems& items)
-      : items_(items), kv_heads_(t.kv_heads), total_(items.count * t.kv_heads) {}
-
-  // The next tile with something to do; false: there are no more.
-  __device__ bool Next() {
-    const int units = static_cast<int>(gridDim.x) / ClusterBlocks();
-    const int unit = static_cast<int>(blockIdx.x) / ClusterBlocks();
-    for (; round_ * units < total_;) {
-      const int at = round_ * units + (round_ % 2 == 0 ? unit : units - 1 - unit);
-      ++round_;
-      if (at >= total_) continue;
-      item_ = items_.items + at / kv_heads_;
-      kv_ = at % kv_heads_;
-      if (item_->row_count > 0) return true;
-    }
-    return false;
+  // At the first tile.
+  __device__ TileWalk(const AttentionTensors& t, const AttentionItems& items)
+      : items_(items), kv_heads_(t.kv_heads), total_(items.count * t.kv_heads) {
+    Read(ClusterIndex());
+    if constexpr (!kOnly) SkipIdle();
   }
 
-  __device__ const AttentionItem& item() const { return *item_; }
+  // False: there are no more tiles with something to do.
+  __device__ bool there() const { return item_.row_count > 0; }
+  __device__ const AttentionItem& item() const { return item_; }
   __device__ int kv() const { return kv_; }
-  __device__ PieceCursor Slots() const { return PieceCursor(items_, *item_, kv_); }
+  __device__ PieceCursor Slots() const { return PieceCursor(items_, item_, kv_); }
+
+  __device__ void Next() {
+    item_.row_count = 0;
+    if constexpr (!kOnly) SkipIdle();
+  }
 
  private:
+  // All of it at once.
+  __device__ void Read(int at) {
+    item_ = items_.items[at / kv_heads_];
+    kv_ = at % kv_heads_;
+  }
+
+  __device__ void SkipIdle() {
+    const int units = static_cast<int>(gridDim.x) / ClusterBlocks(), unit = ClusterIndex();
+    while (!there() && ++round_ * units < total_) {
+      const int at = round_ * units + (round_ % 2 == 0 ? unit : units - 1 - unit);
+      if (at < total_) Read(at);
+    }
+  }
+
   const AttentionItems& items_;
   const int kv_heads_, total_;
   int round_ = 0, kv_ = 0;
-  const AttentionItem* item_ = nullptr;
+  AttentionItem item_;
 };
 
 // The warpgroup that copies, without a break between tiles. It alone walks over the slots.
@@ -212,8 +222,9 @@ class Producer {
   __device__ Producer(Shared& shared, const AttentionItems& items, const AttentionMaps& maps)
       : shared_(shared), items_(items), maps_(maps), thread_(static_cast<int>(threadIdx.x) % kGroup) {}
 
-  __device__ void Run(TileWalk walk) {
-    if (!walk.Next()) return;
+  template <bool kOnly>
+  __device__ void Run(TileWalk<kOnly> walk) {
+    if (!walk.there()) return;
     PieceCursor keys = walk.Slots();
     if (!items_.settled) WaitForPreviousKernel();
     bool first = true;
@@ -221,13 +232,17 @@ class Producer {
       for (PieceCursor values = keys; keys.left() > 0; place.Next()) {
         WaitPhase(&shared_.k_empty[place.stage], place.parity ^ 1);
         LoadKeys(place.stage, keys);
-        if (first) NamedBarrierWait<kThreads>(kQueriesAsked);
+        if (!kOnly && first) NamedBarrierWait<kThreads>(kQueriesAsked);
         first = false;
         WaitPhase(&shared_.v_empty[place.stage], place.parity ^ 1);
         LoadValues(place.stage, values);
       }
-      if (!walk.Next()) break;
+      walk.Next();
+      if (kOnly || !walk.there()) break;
     }
+  }
+  // Before its threads end.
+  __device__ void Drain() {
     CopyAsyncCommit();
     CopyAsyncWait<0>();
   }

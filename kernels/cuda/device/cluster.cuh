@@ -19,6 +19,12 @@ __device__ __forceinline__ int ClusterRank() {
   asm("mov.u32 %0, %%cluster_ctarank;\n" : "=r"(rank));
   return static_cast<int>(rank);
 }
+// Of the grid's clusters along its first dimension; the block's index without clusters.
+__device__ __forceinline__ int ClusterIndex() {
+  uint32_t index;
+  asm("mov.u32 %0, %%clusterid.x;\n" : "=r"(index));
+  return static_cast<int>(index);
+}
 
 // A barrier of all threads of the cluster that have not ended: what they wrote to shared memory before they arrived
 // may be read after the wait.

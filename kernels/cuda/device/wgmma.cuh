@@ -90,9 +90,10 @@ __device__ __forceinline__ void WarpgroupWait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;\n" ::"n"(kPending) : "memory");
 }
 // Sums may be read only after the wait: keeps the compiler from moving reads up.
-__device__ __forceinline__ void HoldSums(float (&sum)[16][4]) {
+template <int kN>
+__device__ __forceinline__ void HoldSums(float (&sum)[kN][4]) {
 #pragma unroll
-  for (int n = 0; n < 16; ++n) {
+  for (int n = 0; n < kN; ++n) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) asm volatile("" : "+f"(sum[n][e])::"memory");
   }
