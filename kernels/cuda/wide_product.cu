@@ -206,8 +206,8 @@ __device__ __forceinline__ void Multiply(const KernelParams& p, const unsigned c
       before = place.stage;
     }
     WarpgroupWait<0>();
-    HoldNarrowSums(first);
-    HoldNarrowSums(second);
+    HoldSums(first);
+    HoldSums(second);
     free(before);
     Leave<kHalf>(p, work, warp, first, second);
   }

@@ -146,6 +146,7 @@ TEST(LinearPlan, EveryWayIsTheProduct) {
       {70, 388, 640, {Way::kWide, 64, 192, 2}},          {20, 20000, 72, {Way::kWide, 64, 64, 1}},
       {127, 9002, 128, {Way::kWide, 64, 64, 2}},
   };
+  const int repeats = SmallTests() ? 1 : 4;
   uint64_t seed = 10;
   for (const Case& c : kCases) {
     SCOPED_TRACE(PlanBook::PrintLine(KeyOf(c.m, c.n, c.k, PlanEpilogue::kNone), {c.plan, 0.0}));
@@ -157,7 +158,7 @@ TEST(LinearPlan, EveryWayIsTheProduct) {
     PoisonNext(ctx, {c.m, c.n});
     const std::vector<float> got = ctx.ToFloats(Linear(ctx, x, w));
     EXPECT_LE(RelativeError(Widened(got), want), 5e-6);
-    for (int i = 0; i < 5; ++i) ASSERT_EQ(ctx.ToFloats(Linear(ctx, x, w)), got);
+    for (int i = 0; i < repeats; ++i) ASSERT_EQ(ctx.ToFloats(Linear(ctx, x, w)), got);
     Doubles biased = want;
     const std::vector<float> biases = ctx.ToFloats(bias);
     for (size_t i = 0; i < want.size(); ++i) biased[i] += static_cast<double>(biases[i % biases.size()]);
@@ -167,7 +168,7 @@ TEST(LinearPlan, EveryWayIsTheProduct) {
     backend->Zero(rows);
     const auto step = backend->Record([&] { ctx.kernels().Linear(*backend, {rows, w, Tensor(), out}); });
     ASSERT_NE(step, nullptr);
-    for (int i = 0; i < 3; ++i) {
+    for (int i = 0; i < repeats; ++i) {
       backend->Copy(x, rows);
       step->Run();
       EXPECT_EQ(ctx.ToFloats(out), got);
