@@ -209,10 +209,10 @@ def main():
                    "by tests/bench/gpu_model_bench.py --saved")
 
     def row(name, value, goal=None, floor=None, peer=None, peer_name=None, unit="ms", better="less", **more):
-        met = goal is None or (value <= goal if better == "less" else value >= goal)
+        met = None if goal is None else (value <= goal if better == "less" else value >= goal)
         ratio = None if not peer else round(peer / value if better == "less" else value / peer, 3)
         rows.append(dict(name=name, ours=round(value, 4), peer=peer and round(peer, 4), peer_name=peer_name,
-                         floor=floor and round(floor, 4), unit=unit, ratio=ratio, goal=goal, met=met, **more))
+                         floor=floor and round(floor, 4), unit=unit, ratio=ratio, goal=goal and round(goal, 4), met=met, **more))
         save()
         print(json.dumps(rows[-1]))
 
@@ -220,7 +220,7 @@ def main():
         gpu = args.machine
         if not gpu:
             gpu = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"],
-                                 capture_output=True, text=True).stdout.strip()
+                                 capture_output=True, text=True).stdout.strip().split("\n")[0]
         note = dict(note=args.note) if args.note else {}
         with open(args.out, "w") as file:
             json.dump(dict(commit=args.commit, date=datetime.date.today().isoformat(), machine=gpu,
