@@ -410,6 +410,8 @@ absl::StatusOr<std::unique_ptr<RunningServer>> RunningServer::Start(const Server
   limits.streams_per_tenant = config.max_streams;
   limits.corpus_bytes = config.max_corpus;
   limits.artifact_bytes = config.max_artifact;
+  limits.requests_per_minute = config.requests_per_minute;
+  limits.tokens_per_minute = config.tokens_per_minute;
   p.quota = std::make_unique<Quota>(limits);
 
   p.service = std::make_unique<ServiceContext>();

@@ -12,6 +12,7 @@
 #include "server/service/query_call.h"
 #include "server/service/scorer.h"
 #include "server/service/validation.h"
+#include "server/tenancy/quota.h"
 #include "server/tenancy/reason.h"
 #include "server/token/tokenizer.h"
 #include "server/token/utf8.h"
@@ -45,6 +46,8 @@ absl::Status Score(ServiceContext* service, const grpc::CallbackServerContext& c
   }
   STILLHOUSE_ASSIGN_OR_RETURN(const Quota::StreamLease lease, service->quota->AdmitStream(tenant));
   STILLHOUSE_ASSIGN_OR_RETURN(const LiveRequests::Lease live, service->live.Add(tenant, in.request_id()));
+  STILLHOUSE_RETURN_IF_ERROR(service->quota->AdmitRequest(tenant));
+  request.computed = [service, &tenant](int64_t tokens) { service->quota->ChargeTokens(tenant, tokens); };
   STILLHOUSE_ASSIGN_OR_RETURN(PinnedCaches pinned, PinCaches(*service, caller, in.caches()));
   request.memories = std::move(pinned.memories);
   const bool after_memory = !request.memories.empty();

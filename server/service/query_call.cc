@@ -43,7 +43,6 @@ std::string_view EndLabel(const absl::Status& status, FinishReason reason, bool 
 std::string_view RejectionLabel(const absl::Status& status, const std::string& reason) {
   if (reason == "PROMPT_TOO_LONG") return "too_long";
   if (reason == "REQUEST_IN_FLIGHT") return "duplicate";
-  if (reason == "TOO_MANY_STREAMS") return "quota";
   switch (status.code()) {
     case absl::StatusCode::kUnavailable:
       return "queue_full";
@@ -87,10 +86,11 @@ void QueryCall::Prepare() {
   grpc::Status end;
   {
     absl::MutexLock lock(&mutex_);
-    // Refusals of keys, and those of a server that stops, were counted where they were made.
+    // Refusals of keys, and those of a server that stops, were counted where they were made; those of a quota are by
+    // the call's counter.
     const std::string reason = ReasonOf(status);
     const bool ended_by_caller = absl::IsCancelled(status) || absl::IsDeadlineExceeded(status);
-    if (!absl::IsUnauthenticated(status) && reason != "DRAINING" && !ended_by_caller) {
+    if (!absl::IsUnauthenticated(status) && reason != "DRAINING" && !IsQuotaReason(reason) && !ended_by_caller) {
       service_->metrics->Increment(Metric::kAdmissionRejections, {RejectionLabel(status, reason)});
     }
     closed_ = true;
@@ -120,6 +120,7 @@ absl::Status QueryCall::Admit() {
   STILLHOUSE_ASSIGN_OR_RETURN(StreamDecoder decoder, StreamDecoder::Create(service_->tokenizer, std::move(decoding)));
   STILLHOUSE_ASSIGN_OR_RETURN(Quota::StreamLease lease, service_->quota->AdmitStream(tenant_));
   STILLHOUSE_ASSIGN_OR_RETURN(LiveRequests::Lease live, service_->live.Add(tenant_, request_->request_id()));
+  STILLHOUSE_RETURN_IF_ERROR(service_->quota->AdmitRequest(tenant_));
 
   STILLHOUSE_ASSIGN_OR_RETURN(PinnedCaches pinned, PinCaches(*service_, caller, request_->caches()));
   load_time_ = pinned.load_time;
@@ -209,6 +210,8 @@ bool QueryCall::OnToken(const SampledToken& token) {
 }
 
 void QueryCall::OnFinish(FinishReason reason, const GenerationUsage& usage, const absl::Status& status) {
+  // Not when the client has read its answer: whoever reads slowly owes as much.
+  service_->quota->ChargeTokens(tenant_, usage.prompt_tokens + usage.completion_tokens);
   absl::MutexLock lock(&mutex_);
   ended_ = true;
   reason_ = reason;

@@ -1,5 +1,7 @@
 #include "server/tenancy/quota.h"
 
+#include <algorithm>
+#include <array>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -7,6 +9,19 @@
 
 namespace stillhouse {
 namespace {
+
+constexpr char kTooManyStreams[] = "TOO_MANY_STREAMS";
+constexpr char kRequestsPerMinute[] = "REQUESTS_PER_MINUTE";
+constexpr char kTokensPerMinute[] = "TOKENS_PER_MINUTE";
+constexpr std::array<std::string_view, 3> kQuotaReasons = {kTooManyStreams, kRequestsPerMinute, kTokensPerMinute};
+
+absl::Status RateRefusal(const char* what, const char* reason, int64_t limit, absl::Duration wait) {
+  return WithRetryAfter(
+      WithReason(absl::ResourceExhaustedError(absl::StrCat("your tenant has used its ", limit, " ", what,
+                                                           " a minute; retry in ", absl::FormatDuration(wait))),
+                 reason, {{"limit", absl::StrCat(limit)}}),
+      wait);
+}
 
 absl::Status CheckSize(const char* what, const char* reason, uint64_t bytes, uint64_t limit) {
   if (bytes == 0) {
@@ -45,11 +60,40 @@ absl::StatusOr<Quota::StreamLease> Quota::AdmitStream(std::string_view tenant) {
     return WithRetryAfter(
         WithReason(absl::ResourceExhaustedError(absl::StrCat("your tenant has ", streams,
                                                              " streams open, the most it may; end one or retry later")),
-                   "TOO_MANY_STREAMS", {{"limit", absl::StrCat(limits_.streams_per_tenant)}}),
+                   kTooManyStreams, {{"limit", absl::StrCat(limits_.streams_per_tenant)}}),
         absl::Seconds(1));
   }
   ++streams;
   return StreamLease(this, std::move(key));
+}
+
+RateBucket* Quota::BucketOf(Buckets* buckets, std::string_view tenant, int64_t per_minute, absl::Time now) {
+  if (per_minute <= 0) return nullptr;
+  return &buckets->try_emplace(std::string(tenant), static_cast<double>(per_minute), now).first->second;
+}
+
+absl::Status Quota::AdmitRequest(std::string_view tenant) {
+  const absl::Time now = now_();
+  absl::MutexLock lock(&mutex_);
+  RateBucket* const requests = BucketOf(&requests_, tenant, limits_.requests_per_minute, now);
+  RateBucket* const tokens = BucketOf(&tokens_, tenant, limits_.tokens_per_minute, now);
+  const absl::Duration for_request = requests == nullptr ? absl::ZeroDuration() : requests->UntilOne(now);
+  const absl::Duration for_tokens = tokens == nullptr ? absl::ZeroDuration() : tokens->UntilOne(now);
+  if (for_tokens > for_request) {
+    return RateRefusal("tokens", kTokensPerMinute, limits_.tokens_per_minute, for_tokens);
+  }
+  if (for_request > absl::ZeroDuration()) {
+    return RateRefusal("requests", kRequestsPerMinute, limits_.requests_per_minute, for_request);
+  }
+  if (requests != nullptr) requests->Take(1, now);
+  return absl::OkStatus();
+}
+
+void Quota::ChargeTokens(std::string_view tenant, int64_t count) {
+  const absl::Time now = now_();
+  absl::MutexLock lock(&mutex_);
+  RateBucket* const tokens = BucketOf(&tokens_, tenant, limits_.tokens_per_minute, now);
+  if (tokens != nullptr) tokens->Take(static_cast<double>(count), now);
 }
 
 absl::Status Quota::AdmitCorpus(std::string_view tenant, uint64_t bytes) const {
@@ -63,6 +107,10 @@ absl::Status Quota::AdmitArtifact(std::string_view tenant, uint64_t bytes) const
 absl::Status Quota::AdmitEvaluation(std::string_view tenant, uint64_t bytes) const {
   if (bytes == 0) return absl::OkStatus();
   return CheckSize("the list of questions and answers", "INVALID_SIZE", bytes, limits_.evaluation_bytes);
+}
+
+bool IsQuotaReason(std::string_view reason) {
+  return std::find(kQuotaReasons.begin(), kQuotaReasons.end(), reason) != kQuotaReasons.end();
 }
 
 }  // namespace stillhouse

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <filesystem>
@@ -166,6 +167,20 @@ class CallsTest : public ::testing::Test {
     v1::QueryEvent event;
     while (reader->Read(&event)) events.push_back(event);
     return {events, reader->Finish()};
+  }
+
+  // The end of a query that is refused.
+  grpc::Status Query(const std::string& prompt) {
+    grpc::ClientContext context;
+    return ReadAll(inference_->Query(&context, Ask(prompt)).get()).second;
+  }
+
+  static absl::Duration RetryDelay(const grpc::Status& status) {
+    v1::Status details;
+    v1::RetryInfo retry;
+    EXPECT_TRUE(details.ParseFromString(status.error_details()));
+    if (details.details_size() < 2 || !details.details(1).UnpackTo(&retry)) return absl::InfiniteDuration();
+    return absl::Seconds(retry.retry_delay().seconds()) + absl::Nanoseconds(retry.retry_delay().nanos());
   }
 
   grpc::Status Upload(const std::string& id, const std::string& bytes, const std::string& sha256,
@@ -388,6 +403,66 @@ TEST_F(CallsTest, AScoreWhoseClientLeftIsToldSo) {
   context.TryCancel();
   ended.WaitForNotification();
   client.join();
+}
+
+TEST_F(CallsTest, RequestsPerMinuteAreQueriesAndScores) {
+  std::atomic<int> seconds{0};
+  Quota quota({.requests_per_minute = 2}, [&] { return absl::UnixEpoch() + absl::Seconds(seconds.load()); });
+  service_->quota = &quota;
+  service_->doors.score = [](const ScoreRequest&) { return ScoreResult(); };
+  v1::ScoreRequest request;
+  request.set_prompt("hello");
+  request.set_continuation("world");
+  v1::ScoreResponse response;
+  const auto score = [&] {
+    grpc::ClientContext context;
+    return inference_->Score(&context, request, &response);
+  };
+  EXPECT_TRUE(score().ok());
+  EXPECT_TRUE(score().ok());
+  for (const grpc::Status& refused : {score(), Query("hello")}) {
+    EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+    EXPECT_EQ(refused.error_message(), "your tenant has used its 2 requests a minute; retry in 30s");
+    EXPECT_EQ(Info(refused).reason(), "REQUESTS_PER_MINUTE");
+    EXPECT_EQ(RetryDelay(refused), absl::Seconds(30));
+  }
+  EXPECT_THAT(metrics_.Expose(), HasSubstr("stillhouse_admission_rejections_total{reason=\"quota\"} 2\n"));
+  EXPECT_THAT(metrics_.Expose(), HasSubstr("stillhouse_admission_rejections_total{reason=\"no_memory\"} 0\n"));
+  seconds = 30;
+  EXPECT_TRUE(score().ok());
+}
+
+TEST_F(CallsTest, TokensThatWereComputedDelayTheNextQuery) {
+  std::atomic<int> seconds{0};
+  Quota quota({.tokens_per_minute = 60}, [&] { return absl::UnixEpoch() + absl::Seconds(seconds.load()); });
+  service_->quota = &quota;
+  grpc::ClientContext context;
+  auto reader = inference_->Query(&context, Ask("hello"));
+  FakeEngine::Job job = engine_.Next();
+  GenerationUsage usage;
+  usage.prompt_tokens = 70;
+  usage.completion_tokens = 19;
+  job.sink->OnFinish(FinishReason::kMaxTokens, usage, absl::OkStatus());
+  // Charged before anybody read the answer.
+  grpc::Status refused = Query("hello");
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(Info(refused).reason(), "TOKENS_PER_MINUTE");
+  EXPECT_EQ(RetryDelay(refused), absl::Seconds(30));
+  EXPECT_TRUE(ReadAll(reader.get()).second.ok());
+  seconds = 30;
+  service_->doors.score = [](const ScoreRequest& request) {
+    request.computed(60);
+    return absl::CancelledError("nobody waits");  // what was computed until then counts
+  };
+  v1::ScoreRequest request;
+  request.set_prompt("hello");
+  request.set_continuation("world");
+  v1::ScoreResponse response;
+  grpc::ClientContext cancelled;
+  EXPECT_EQ(inference_->Score(&cancelled, request, &response).error_code(), grpc::StatusCode::CANCELLED);
+  refused = Query("hello");
+  EXPECT_EQ(Info(refused).reason(), "TOKENS_PER_MINUTE");
+  EXPECT_EQ(RetryDelay(refused), absl::Minutes(1));
 }
 
 TEST_F(CallsTest, RefusalsOfTheEngineAreMapped) {

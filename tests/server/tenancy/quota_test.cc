@@ -40,5 +40,79 @@ TEST(QuotaTest, ChecksSizesBeforeBytesCome) {
   EXPECT_FALSE(quota.AdmitEvaluation("a", 6).ok());
 }
 
+// A clock that the test moves.
+class RatesTest : public ::testing::Test {
+ protected:
+  Quota Make(int64_t requests, int64_t tokens) {
+    return Quota({.requests_per_minute = requests, .tokens_per_minute = tokens}, [this] { return now_; });
+  }
+  // The hint of a refusal with this reason.
+  static absl::Duration Wait(const absl::Status& status, const char* reason) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted) << status;
+    EXPECT_EQ(GetReason(status).reason, reason);
+    EXPECT_TRUE(IsQuotaReason(GetReason(status).reason));
+    return GetReason(status).retry_after.value_or(absl::InfiniteDuration());
+  }
+
+  absl::Time now_ = absl::UnixEpoch();
+};
+
+TEST_F(RatesTest, WithoutLimitsAnythingGoes) {
+  Quota quota = Make(0, 0);
+  for (int i = 0; i < 1000; ++i) ASSERT_TRUE(quota.AdmitRequest("a").ok());
+  quota.ChargeTokens("a", int64_t{1} << 50);
+  EXPECT_TRUE(quota.AdmitRequest("a").ok());
+}
+
+TEST_F(RatesTest, RequestsComeBackEvenlyToEachTenant) {
+  Quota quota = Make(6, 0);
+  for (int i = 0; i < 6; ++i) ASSERT_TRUE(quota.AdmitRequest("a").ok());
+  EXPECT_EQ(Wait(quota.AdmitRequest("a"), "REQUESTS_PER_MINUTE"), absl::Seconds(10));
+  EXPECT_TRUE(quota.AdmitRequest("b").ok());  // another tenant's share
+  now_ += absl::Seconds(4);
+  EXPECT_EQ(Wait(quota.AdmitRequest("a"), "REQUESTS_PER_MINUTE"), absl::Seconds(6));  // refusals take nothing
+  now_ += absl::Seconds(6);
+  EXPECT_TRUE(quota.AdmitRequest("a").ok());
+  EXPECT_FALSE(quota.AdmitRequest("a").ok());
+  now_ += absl::Hours(9);  // not more than a minute's worth is saved
+  for (int i = 0; i < 6; ++i) ASSERT_TRUE(quota.AdmitRequest("a").ok());
+  EXPECT_FALSE(quota.AdmitRequest("a").ok());
+  now_ -= absl::Hours(9);  // a clock that is put back gives nothing and takes nothing
+  EXPECT_EQ(Wait(quota.AdmitRequest("a"), "REQUESTS_PER_MINUTE"), absl::Seconds(10));
+}
+
+TEST_F(RatesTest, TheHintIsLongEnough) {
+  Quota quota = Make(7, 0);
+  for (int i = 0; i < 7; ++i) ASSERT_TRUE(quota.AdmitRequest("a").ok());
+  for (int i = 0; i < 50; ++i) {
+    now_ += Wait(quota.AdmitRequest("a"), "REQUESTS_PER_MINUTE");
+    ASSERT_TRUE(quota.AdmitRequest("a").ok()) << i;
+  }
+}
+
+TEST_F(RatesTest, TokensAreChargedAfterwardsAndADebtDelays) {
+  Quota quota = Make(0, 600);
+  ASSERT_TRUE(quota.AdmitRequest("a").ok());
+  quota.ChargeTokens("a", 599);
+  EXPECT_TRUE(quota.AdmitRequest("a").ok());  // one is left, and nobody knows how many the next takes
+  quota.ChargeTokens("a", 901);
+  EXPECT_EQ(Wait(quota.AdmitRequest("a"), "TOKENS_PER_MINUTE"), absl::Seconds(90.1));
+  EXPECT_TRUE(quota.AdmitRequest("b").ok());
+  now_ += absl::Seconds(90);
+  EXPECT_FALSE(quota.AdmitRequest("a").ok());
+  now_ += absl::Seconds(0.1);
+  EXPECT_TRUE(quota.AdmitRequest("a").ok());
+}
+
+TEST_F(RatesTest, OfTwoLimitsTheLongerWaitIsTold) {
+  Quota quota = Make(1, 60);
+  ASSERT_TRUE(quota.AdmitRequest("a").ok());
+  EXPECT_EQ(Wait(quota.AdmitRequest("a"), "REQUESTS_PER_MINUTE"), absl::Minutes(1));
+  quota.ChargeTokens("a", 239);
+  EXPECT_EQ(Wait(quota.AdmitRequest("a"), "TOKENS_PER_MINUTE"), absl::Minutes(3));
+  now_ += absl::Minutes(3);
+  EXPECT_TRUE(quota.AdmitRequest("a").ok());
+}
+
 }  // namespace
 }  // namespace stillhouse
