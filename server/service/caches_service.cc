@@ -75,7 +75,7 @@ class ExportCall final : public grpc::ServerWriteReactor<v1::ExportCacheResponse
   }
 
   void End(const absl::Status& status) {
-    lease_ = Quota::StreamLease();
+    lease_ = Quota::Lease();
     Finish(counter_.Finish(status));
   }
 
@@ -122,7 +122,7 @@ class ExportCall final : public grpc::ServerWriteReactor<v1::ExportCacheResponse
   const v1::ExportCacheRequest* request_;
   CallCounter counter_;
   CacheName name_;
-  Quota::StreamLease lease_;
+  Quota::Lease lease_;
   StoredArtifact stored_;
   uint64_t offset_ = 0;
   Sha256 hash_;
@@ -169,6 +169,13 @@ class ImportCall final : public ReadCall<v1::ImportCacheRequest> {
         service()->quota->AdmitArtifact(corpus_.tenant, static_cast<uint64_t>(header.size_bytes())));
     const absl::Status exists = service()->store->GetCorpus(corpus_.tenant, corpus_.corpus).status();
     if (!exists.ok()) return Hidden(exists, header.parent());
+    // A cache that is there takes no more room: whether this is the same, the store says.
+    if (absl::IsNotFound(service()->store->GetArtifact(corpus_.tenant, corpus_.corpus, header.cache_id()).status())) {
+      STILLHOUSE_ASSIGN_OR_RETURN(Quota::Lease bytes,
+                                  service()->quota->AdmitBytes(service()->store, corpus_.tenant, Stored::kCaches,
+                                                               static_cast<uint64_t>(header.size_bytes())));
+      Hold(std::move(bytes));
+    }
     STILLHOUSE_ASSIGN_OR_RETURN(blob_, service()->store->NewBlob());
     header_ = header;
     return absl::OkStatus();

@@ -44,7 +44,7 @@ absl::Status Score(ServiceContext* service, const grpc::CallbackServerContext& c
   } else if (!in.has_prompt()) {
     return BadField("input", "is missing; send messages or a prompt");
   }
-  STILLHOUSE_ASSIGN_OR_RETURN(const Quota::StreamLease lease, service->quota->AdmitStream(tenant));
+  STILLHOUSE_ASSIGN_OR_RETURN(const Quota::Lease lease, service->quota->AdmitStream(tenant));
   STILLHOUSE_ASSIGN_OR_RETURN(const LiveRequests::Lease live, service->live.Add(tenant, in.request_id()));
   STILLHOUSE_RETURN_IF_ERROR(service->quota->AdmitRequest(tenant));
   request.computed = [service, &tenant](int64_t tokens) { service->quota->ChargeTokens(tenant, tokens); };

@@ -118,7 +118,7 @@ absl::Status QueryCall::Admit() {
   StreamDecoder::Options decoding;
   decoding.stop = settings_.stop;
   STILLHOUSE_ASSIGN_OR_RETURN(StreamDecoder decoder, StreamDecoder::Create(service_->tokenizer, std::move(decoding)));
-  STILLHOUSE_ASSIGN_OR_RETURN(Quota::StreamLease lease, service_->quota->AdmitStream(tenant_));
+  STILLHOUSE_ASSIGN_OR_RETURN(Quota::Lease lease, service_->quota->AdmitStream(tenant_));
   STILLHOUSE_ASSIGN_OR_RETURN(LiveRequests::Lease live, service_->live.Add(tenant_, request_->request_id()));
   STILLHOUSE_RETURN_IF_ERROR(service_->quota->AdmitRequest(tenant_));
 
@@ -377,7 +377,7 @@ grpc::Status QueryCall::Close(const absl::Status& status) {
   }
   // Before the status is sent: a client that saw the end may use the id again.
   live_ = LiveRequests::Lease();
-  lease_ = Quota::StreamLease();
+  lease_ = Quota::Lease();
   return counter_.Finish(status);
 }
 
