@@ -9,6 +9,7 @@
 #include "kernels/base/strings.h"
 #include "server/metrics/metrics.h"
 #include "server/service/pinned_caches.h"
+#include "server/service/prompt.h"
 #include "server/service/query_call.h"
 #include "server/service/scorer.h"
 #include "server/service/validation.h"
@@ -36,7 +37,7 @@ absl::Status Score(ServiceContext* service, const grpc::CallbackServerContext& c
   request.top = in.logprobs();
   request.deadline = Deadline(context);
   request.cancelled = [&context] { return context.IsCancelled(); };
-  request.continuation = service->tokenizer->Encode(in.continuation());
+  STILLHOUSE_ASSIGN_OR_RETURN(request.continuation, EncodeText(*service, "the continuation", in.continuation()));
   if (request.continuation.empty()) return BadField("continuation", "has no tokens in the model's vocabulary");
   std::vector<ChatMessage> messages;
   if (in.has_messages()) {
@@ -49,13 +50,8 @@ absl::Status Score(ServiceContext* service, const grpc::CallbackServerContext& c
   STILLHOUSE_RETURN_IF_ERROR(service->quota->AdmitRequest(tenant));
   request.computed = [service, &tenant](int64_t tokens) { service->quota->ChargeTokens(tenant, tokens); };
   STILLHOUSE_ASSIGN_OR_RETURN(PinnedCaches pinned, PinCaches(*service, caller, in.caches()));
+  STILLHOUSE_ASSIGN_OR_RETURN(request.prompt, EncodePrompt(*service, pinned, messages, in.prompt()));
   request.memories = std::move(pinned.memories);
-  const bool after_memory = !request.memories.empty();
-  if (in.has_prompt()) {
-    STILLHOUSE_ASSIGN_OR_RETURN(request.prompt, EncodeRawPrompt(*service->tokenizer, in.prompt(), after_memory));
-  } else {
-    STILLHOUSE_ASSIGN_OR_RETURN(request.prompt, RenderPrompt(*service->chat, messages, after_memory));
-  }
   STILLHOUSE_ASSIGN_OR_RETURN(const ScoreResult result, service->doors.score(request));
 
   double total = 0.0;

@@ -8,6 +8,7 @@
 #include "kernels/base/strings.h"
 #include "server/metrics/metrics.h"
 #include "server/service/pinned_caches.h"
+#include "server/service/prompt.h"
 #include "server/tenancy/reason.h"
 
 namespace stillhouse {
@@ -125,16 +126,10 @@ absl::Status QueryCall::Admit() {
   STILLHOUSE_ASSIGN_OR_RETURN(PinnedCaches pinned, PinCaches(*service_, caller, request_->caches()));
   load_time_ = pinned.load_time;
   slots_ = pinned.slots;
-  const bool after_memory = !pinned.memories.empty();
   GenerationRequest generation;
-  if (request_->has_prompt()) {
-    STILLHOUSE_ASSIGN_OR_RETURN(generation.prompt,
-                                EncodeRawPrompt(*service_->tokenizer, request_->prompt(), after_memory));
-  } else {
-    STILLHOUSE_ASSIGN_OR_RETURN(generation.prompt, RenderPrompt(*service_->chat, messages, after_memory));
-  }
-  int64_t end_position = static_cast<int64_t>(generation.prompt.size());
-  for (const auto& memory : pinned.memories) end_position += memory->next_position;
+  STILLHOUSE_ASSIGN_OR_RETURN(generation.prompt, EncodePrompt(*service_, pinned, messages, request_->prompt()));
+  // The last token drawn needs no position.
+  const int64_t room = RoomAfter(*service_, pinned) - static_cast<int64_t>(generation.prompt.size()) + 1;
   generation.id = live.id();
   generation.tenant = tenant_;
   generation.memories = std::move(pinned.memories);
@@ -152,8 +147,6 @@ absl::Status QueryCall::Admit() {
   for (std::string& warning : pinned.warnings) accepted.add_warnings(std::move(warning));
   accepted.set_prompt_tokens(static_cast<int32_t>(generation.prompt.size()));
   accepted.set_seed(settings_.row.seed);
-  // The last token drawn needs no position.
-  const int64_t room = service_->facts.context_tokens - end_position + 1;
   accepted.set_max_tokens(static_cast<int32_t>(std::min(settings_.max_tokens, room)));
   {
     absl::MutexLock lock(&mutex_);

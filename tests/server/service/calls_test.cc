@@ -212,6 +212,44 @@ TEST_F(CallsTest, RefusalsOfTheEngineAreMapped) {
   EXPECT_EQ(Info(status).reason(), "QUEUE_FULL");
 }
 
+TEST_F(CallsTest, TextThatCannotFitIsRefusedBeforeItIsCounted) {
+  // The context has 512 positions.
+  const size_t most = 512 * tokenizer_->max_bytes_per_id();
+  ASSERT_GT(most, 1024u);
+  v1::QueryRequest chat;
+  v1::Message* message = chat.mutable_messages()->add_messages();
+  message->set_role("user");
+  message->set_content(std::string(most + tokenizer_->max_bytes_per_id(), 'x'));
+  v1::ScoreRequest score;
+  score.set_prompt("hello");
+  score.set_continuation(message->content());
+  v1::ScoreResponse response;
+  grpc::ClientContext first, second;
+  for (const grpc::Status& status : {Query(message->content()), ReadAll(inference_->Query(&first, chat).get()).second,
+                                     inference_->Score(&second, score, &response)}) {
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::OUT_OF_RANGE);
+    EXPECT_EQ(Info(status).reason(), "PROMPT_TOO_LONG");
+    EXPECT_THAT(status.error_message(), HasSubstr(" bytes, at least 513 tokens"));
+    EXPECT_THAT(status.error_message(), HasSubstr("room for 512"));
+  }
+  // Counting ends where there are twice as many as there may be. One byte, one token: no merges among these.
+  const std::string tokens(1025, '\x7f');
+  message->set_content(tokens);
+  grpc::ClientContext third;
+  for (const grpc::Status& status : {Query(tokens), ReadAll(inference_->Query(&third, chat).get()).second}) {
+    EXPECT_EQ(status.error_code(), grpc::StatusCode::OUT_OF_RANGE);
+    EXPECT_THAT(status.error_message(), HasSubstr("has more than 1024 tokens"));
+  }
+  EXPECT_THAT(metrics_.Expose(), HasSubstr("stillhouse_admission_rejections_total{reason=\"too_long\"} 4\n"));
+  // The engine says exactly how many a little more is.
+  grpc::ClientContext fourth;
+  auto reader = inference_->Query(&fourth, Ask(std::string(600, '\x7f')));
+  FakeEngine::Job job = engine_.Next();
+  EXPECT_EQ(job.request.prompt.size(), 600u);
+  job.sink->OnFinish(FinishReason::kMaxTokens, {}, absl::OkStatus());
+  EXPECT_TRUE(ReadAll(reader.get()).second.ok());
+}
+
 TEST_F(CallsTest, InvalidQueriesNeverReachTheEngine) {
   const auto code = [this](const v1::QueryRequest& request) {
     grpc::ClientContext context;
