@@ -7,7 +7,7 @@ import unittest
 
 import grpc
 from harness import BUILD, DOCUMENT, Server, ServerCase, tiny_model, upload_messages
-from stillhouse.v1 import caches_pb2, corpora_pb2, errors_pb2, inference_pb2, server_pb2, tenants_pb2, types_pb2
+from stillhouse.v1 import caches_pb2, corpora_pb2, inference_pb2, server_pb2, tenants_pb2, types_pb2
 
 CODE = grpc.StatusCode
 ADMIN = "a" * 40
@@ -99,12 +99,6 @@ class Quotas(ServerCase):
     TEXT = DOCUMENT[:300]
     FLAGS = ("--max-stored-corpora", str(2 * len(TEXT)), "--max-stored-caches", "1MiB", "--requests-per-minute", "2",
              "--tokens-per-minute", "1000000")
-
-    def reason(self, caught):
-        status = errors_pb2.Status.FromString(dict(caught.exception.trailing_metadata())["grpc-status-details-bin"])
-        info = errors_pb2.ErrorInfo()
-        self.assertTrue(status.details[0].Unpack(info))
-        return info.reason
 
     def test_bytes_and_requests(self):
         server = self.server
