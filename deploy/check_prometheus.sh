@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks the Prometheus rules and the Grafana dashboard against the real thing: promtool reads the files, then a live
-# Prometheus scrapes a live server (loopback, free ports) that has just built a memory and answered questions, and every
+# Checks the Prometheus rules and the Grafana dashboard against the real thing: promtool reads the files and tests alerts, then
+# a live Prometheus scrapes a live server (loopback, free ports) that has just built a memory and answered questions, and every
 # expression is asked.
 #   deploy/check_prometheus.sh [--static]     --static: promtool and JSON only
 # Needs a built server (BUILD, default build/cpu) and the default model; installs Debian's prometheus where it is missing.
@@ -16,6 +16,7 @@ command -v promtool >/dev/null || {
   DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 as_root apt-get install -y -qq --no-install-recommends prometheus >/dev/null
 }
 promtool check rules deploy/prometheus/rules.yml
+promtool test rules deploy/prometheus/rules_test.yml
 promtool check config deploy/prometheus/prometheus.yml
 python3 -c 'import json; json.load(open("deploy/grafana/stillhouse.json"))'
 [ "${1:-}" != --static ] || exit 0

@@ -79,6 +79,22 @@ void AddFlags(CLI::App* app, stillhouse::ServerConfig* c, double* drain_seconds,
   who->add_option("--max-streams", c->max_streams, "Queries, uploads and exports at once, for each tenant")
       ->capture_default_str()
       ->check(CLI::Range(1, 100000));
+  who->add_option("--requests-per-minute", c->requests_per_minute,
+                  "Queries and scores, for each tenant; 0 is any number. A minute's worth may come at once")
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
+  who->add_option("--tokens-per-minute", c->tokens_per_minute,
+                  "Tokens of prompts and answers that these compute, for each tenant; 0 is any number. They are "
+                  "charged afterwards: what is over delays the next")
+      ->capture_default_str()
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 40));
+  who->add_option("--max-stored-corpora", c->max_stored_corpora,
+                  "All documents of a tenant, such as 10GiB; 0 is what the disk holds")
+      ->transform(bytes)
+      ->default_str("0");
+  who->add_option("--max-stored-caches", c->max_stored_caches, "All caches of a tenant; 0 is what the disk holds")
+      ->transform(bytes)
+      ->default_str("0");
   who->add_option("--max-corpus", c->max_corpus, "Largest document, such as 256MiB")
       ->transform(bytes)
       ->default_str("1GiB");

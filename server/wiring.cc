@@ -51,13 +51,13 @@ struct RunningServer::Parts {
   std::unique_ptr<BuildMetrics> build_metrics;
   std::unique_ptr<Engine> engine;
   std::unique_ptr<Directory> directory;
+  std::unique_ptr<Quota> quota;
   std::unique_ptr<BuildQueue> builds;
   std::unique_ptr<Scorer> scorer;
   std::unique_ptr<GaugeSampler> sampler;
   std::mutex sampler_mutex;
   std::unique_ptr<Authenticator> authenticator;
   std::unique_ptr<TenantRegistry> tenants;
-  std::unique_ptr<Quota> quota;
   std::unique_ptr<ServiceContext> service;
   std::unique_ptr<GrpcServer> grpc;
   int metrics_port = 0;
@@ -392,6 +392,16 @@ absl::StatusOr<std::unique_ptr<RunningServer>> RunningServer::Start(const Server
   p.backend->pool().SetReclaimer(
       [d = p.directory.get()](size_t bytes) { return d->GiveUp(static_cast<int64_t>(bytes)); });
 
+  QuotaLimits limits;
+  limits.streams_per_tenant = config.max_streams;
+  limits.corpus_bytes = config.max_corpus;
+  limits.artifact_bytes = config.max_artifact;
+  limits.stored_corpora_bytes = config.max_stored_corpora;
+  limits.stored_caches_bytes = config.max_stored_caches;
+  limits.requests_per_minute = config.requests_per_minute;
+  limits.tokens_per_minute = config.tokens_per_minute;
+  p.quota = std::make_unique<Quota>(limits);
+
   BuildServices services;
   services.engine = p.engine.get();
   services.store = p.store.get();
@@ -401,16 +411,17 @@ absl::StatusOr<std::unique_ptr<RunningServer>> RunningServer::Start(const Server
   if (gpu) services.device_bytes = p.memory.builds;
   BuildQueueOptions builds;
   builds.observer = p.build_metrics.get();
+  builds.admit_bytes = [store = p.store.get(), quota = p.quota.get()](
+                           std::string_view tenant, uint64_t bytes,
+                           uint64_t freed) -> absl::StatusOr<std::shared_ptr<void>> {
+    STILLHOUSE_ASSIGN_OR_RETURN(Quota::Lease lease, quota->AdmitBytes(store, tenant, Stored::kCaches, bytes, freed));
+    return std::make_shared<Quota::Lease>(std::move(lease));
+  };
   p.builds = std::make_unique<BuildQueue>(services, builds);
   p.scorer = std::make_unique<Scorer>(ctx, p.engine.get(), p.scorer_memory);
 
   p.authenticator = std::make_unique<Authenticator>(p.store.get(), admin_key);
   p.tenants = std::make_unique<TenantRegistry>(p.store.get());
-  QuotaLimits limits;
-  limits.streams_per_tenant = config.max_streams;
-  limits.corpus_bytes = config.max_corpus;
-  limits.artifact_bytes = config.max_artifact;
-  p.quota = std::make_unique<Quota>(limits);
 
   p.service = std::make_unique<ServiceContext>();
   ServiceContext& s = *p.service;

@@ -50,7 +50,11 @@ struct ServerConfig {
 
   uint64_t max_corpus = uint64_t{1} << 30;
   uint64_t max_artifact = uint64_t{16} << 30;
-  int max_streams = 256;  // per tenant
+  int max_streams = 256;            // these five per tenant
+  int64_t requests_per_minute = 0;  // 0: any number
+  int64_t tokens_per_minute = 0;
+  uint64_t max_stored_corpora = 0;  // bytes; 0: what the disk holds
+  uint64_t max_stored_caches = 0;
 
   std::string admin_key_file;
   std::string tls_cert, tls_key, tls_client_ca;

@@ -180,6 +180,8 @@ class BuildQueue::Impl {
       }
       if (!row.ok() && !absl::IsNotFound(row.status())) return row.status();
     }
+    // How many it will take is known when the document is read, and they are admitted then.
+    STILLHOUSE_RETURN_IF_ERROR(AdmitBytes(spec, 1).status());
     OperationRow row;
     row.tenant = spec.tenant;
     row.operation_id = operation_id;
@@ -260,6 +262,13 @@ class BuildQueue::Impl {
 
  private:
   using JobKey = std::pair<std::string, std::string>;
+
+  absl::StatusOr<std::shared_ptr<void>> AdmitBytes(const BuildSpec& spec, uint64_t bytes) const {
+    if (!options_.admit_bytes) return nullptr;
+    // Replaced by this one, or its own from before a restart.
+    const absl::StatusOr<ArtifactRow> there = services_.store->GetArtifact(spec.tenant, spec.corpus_id, spec.cache_id);
+    return options_.admit_bytes(spec.tenant, bytes, there.ok() && !there->quarantined ? there->size : 0);
+  }
 
   BuildInfo InfoLocked(const OperationRow& row) const {
     BuildInfo info;
@@ -365,6 +374,7 @@ class BuildQueue::Impl {
       StoreProgress(job, job.progress);
       return absl::OkStatus();
     };
+    hooks.admit_bytes = [&](uint64_t bytes) { return AdmitBytes(job.spec, bytes); };
     hooks.save_every = options_.checkpoint_every;
     hooks.observer = options_.observer;
     CacheBuilder builder(services_, job.spec, job.row.operation_id, std::move(hooks));

@@ -56,10 +56,16 @@ class BuildObserver {
   virtual void OnEnd(BuildMethod method, const absl::Status& status) {}
 };
 
+// Whether a tenant may store so many bytes of a cache more, in place of those freed. What it gives is held until the
+// store counts them, or they are given up.
+using AdmitCacheBytes =
+    std::function<absl::StatusOr<std::shared_ptr<void>>(std::string_view tenant, uint64_t bytes, uint64_t freed)>;
+
 struct BuildQueueOptions {
   int64_t max_waiting = 64;
   int64_t max_waiting_per_tenant = 32;
   absl::Duration checkpoint_every = absl::Seconds(20);
+  AdmitCacheBytes admit_bytes;  // empty: every tenant may
   BuildObserver* observer = nullptr;
 };
 
@@ -84,7 +90,8 @@ class BuildQueue {
   BuildQueue& operator=(const BuildQueue&) = delete;
 
   // Queues a validated spec. NOT_FOUND: no such corpus. ALREADY_EXISTS: the cache exists (and `replace` is not set) or
-  // is being built. UNAVAILABLE: too many wait; RESOURCE_EXHAUSTED: too many of this tenant. With a request_id
+  // is being built. UNAVAILABLE: too many wait; RESOURCE_EXHAUSTED: too many of this tenant, or its caches have no
+  // room for another. With a request_id
   // the same spec gives the first operation again.
   absl::StatusOr<BuildInfo> Enqueue(const BuildSpec& spec, std::string_view request_id);
   absl::StatusOr<BuildInfo> Get(std::string_view tenant, std::string_view operation_id) const;

@@ -92,8 +92,10 @@ class CacheBuilder::Impl {
     return row;
   }
 
-  // What training needed at one time is kept by the pool for the next step; after the last one it goes back.
-  void ReleaseMemory() {
+  // What training needed at one time is kept by the pool for the next step; after the last one it goes back, as does
+  // the room for the file, which the store counts or never gets.
+  void Release() {
+    room_.clear();
     trainer_.reset();
     result_ = StartMemory();
     runtime_
@@ -197,6 +199,21 @@ class CacheBuilder::Impl {
     return Save();
   }
 
+  // Of the file: its keys and values.
+  uint64_t LeastBytes() const {
+    const int64_t element = services_.directory->fingerprints().dtype == "F32" ? 4 : 2;
+    return static_cast<uint64_t>(slots_ * runtime_.config().kv_bytes_per_slot(element));
+  }
+
+  // Room for a file of `bytes` in all.
+  absl::Status AdmitBytes(uint64_t bytes) {
+    if (bytes <= admitted_bytes_ || !hooks_.admit_bytes) return absl::OkStatus();
+    STILLHOUSE_ASSIGN_OR_RETURN(std::shared_ptr<void> room, hooks_.admit_bytes(bytes - admitted_bytes_));
+    room_.push_back(std::move(room));
+    admitted_bytes_ = bytes;
+    return absl::OkStatus();
+  }
+
   absl::Status CorpusStillThere() {
     const absl::StatusOr<CorpusRow> row = services_.store->GetCorpus(spec_.tenant, spec_.corpus_id);
     if (absl::IsNotFound(row.status())) return absl::NotFoundError("the corpus was deleted while its cache was built");
@@ -210,6 +227,8 @@ class CacheBuilder::Impl {
     STILLHOUSE_RETURN_IF_ERROR(runtime_.check());
     STILLHOUSE_RETURN_IF_ERROR(ReadDocument());
     STILLHOUSE_RETURN_IF_ERROR(PlanMemory());
+    // Before anything is computed.
+    STILLHOUSE_RETURN_IF_ERROR(AdmitBytes(LeastBytes()));
     PlanCosts();
     if (!state_.finished.present) {
       STILLHOUSE_RETURN_IF_ERROR(MakeMemory());
@@ -522,6 +541,7 @@ class CacheBuilder::Impl {
     STILLHOUSE_RETURN_IF_ERROR(runtime_.Run([&](const Context& ctx) {
       return StoreMemory(ctx, runtime_.config(), *result_.memory, header, blob.get(), result_.positions);
     }));
+    STILLHOUSE_RETURN_IF_ERROR(AdmitBytes(blob->size()));
     ArtifactSpec artifact;
     artifact.tenant = spec_.tenant;
     artifact.corpus_id = spec_.corpus_id;
@@ -558,6 +578,9 @@ class CacheBuilder::Impl {
   std::array<double, kStages> cost_ = {};
   absl::Time begin_, stage_begin_, last_save_;
   double begin_fraction_ = 0.0;
+
+  std::vector<std::shared_ptr<void>> room_;  // for the file, until the store counts it
+  uint64_t admitted_bytes_ = 0;
 };
 
 CacheBuilder::CacheBuilder(const BuildServices& services, const BuildSpec& spec, std::string operation_id,
@@ -569,7 +592,7 @@ void CacheBuilder::Resume(std::string_view checkpoint, const BuildProgress& prog
 }
 absl::StatusOr<ArtifactRow> CacheBuilder::Run() {
   absl::StatusOr<ArtifactRow> row = impl_->Run();
-  impl_->ReleaseMemory();
+  impl_->Release();
   return row;
 }
 

@@ -20,6 +20,8 @@ struct BuilderHooks {
   std::function<absl::Status()> check;
   std::function<void(const BuildProgress&)> report;
   std::function<absl::Status(std::string_view)> save;  // a checkpoint
+  // Room for so many bytes more of the file, held with what this gives; empty: there is.
+  std::function<absl::StatusOr<std::shared_ptr<void>>(uint64_t)> admit_bytes;
   absl::Duration save_every = absl::Seconds(20);
   BuildObserver* observer = nullptr;
 };

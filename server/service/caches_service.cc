@@ -75,7 +75,7 @@ class ExportCall final : public grpc::ServerWriteReactor<v1::ExportCacheResponse
   }
 
   void End(const absl::Status& status) {
-    lease_ = Quota::StreamLease();
+    lease_ = Quota::Lease();
     Finish(counter_.Finish(status));
   }
 
@@ -122,7 +122,7 @@ class ExportCall final : public grpc::ServerWriteReactor<v1::ExportCacheResponse
   const v1::ExportCacheRequest* request_;
   CallCounter counter_;
   CacheName name_;
-  Quota::StreamLease lease_;
+  Quota::Lease lease_;
   StoredArtifact stored_;
   uint64_t offset_ = 0;
   Sha256 hash_;
@@ -169,6 +169,13 @@ class ImportCall final : public ReadCall<v1::ImportCacheRequest> {
         service()->quota->AdmitArtifact(corpus_.tenant, static_cast<uint64_t>(header.size_bytes())));
     const absl::Status exists = service()->store->GetCorpus(corpus_.tenant, corpus_.corpus).status();
     if (!exists.ok()) return Hidden(exists, header.parent());
+    // A cache that is there takes no more room: whether this is the same, the store says.
+    if (absl::IsNotFound(service()->store->GetArtifact(corpus_.tenant, corpus_.corpus, header.cache_id()).status())) {
+      STILLHOUSE_ASSIGN_OR_RETURN(Quota::Lease bytes,
+                                  service()->quota->AdmitBytes(service()->store, corpus_.tenant, Stored::kCaches,
+                                                               static_cast<uint64_t>(header.size_bytes())));
+      Hold(std::move(bytes));
+    }
     STILLHOUSE_ASSIGN_OR_RETURN(blob_, service()->store->NewBlob());
     header_ = header;
     return absl::OkStatus();
@@ -208,7 +215,7 @@ class ImportCall final : public ReadCall<v1::ImportCacheRequest> {
     return absl::OkStatus();
   }
 
-  // Whole, undamaged, and of this server's model.
+  // Whole, undamaged, of this server's model and of this corpus.
   absl::StatusOr<ArtifactHeader> CheckFile() {
     STILLHOUSE_ASSIGN_OR_RETURN(const std::shared_ptr<ReadableFile> file, blob_->OpenForReading());
     const absl::StatusOr<Artifact> artifact = OpenArtifact(file);
@@ -224,6 +231,21 @@ class ImportCall final : public ReadCall<v1::ImportCacheRequest> {
       return WithReason(
           absl::FailedPreconditionError("the file's layers or heads are not those of this server's model"),
           "FOREIGN_ARTIFACT");
+    }
+    // The id may have become another document's while the file came.
+    const absl::StatusOr<CorpusRow> corpus = service()->store->GetCorpus(corpus_.tenant, corpus_.corpus);
+    if (!corpus.ok()) return Hidden(corpus.status(), header_.parent());
+    if (header.corpus_sha256 != corpus->sha256) {
+      return WithReason(
+          absl::FailedPreconditionError(StrCat("the file is a cache of another document than ", corpus_.ToString(),
+                                               "; import it under the one whose SHA-256 is ", header.corpus_sha256)),
+          "FOREIGN_DOCUMENT", {{"corpus_sha256", header.corpus_sha256}});
+    }
+    // A query needs a position behind it.
+    if (header.logical_length >= static_cast<uint64_t>(model.context_length)) {
+      return WithReason(absl::FailedPreconditionError(StrCat("the file ends at position ", header.logical_length,
+                                                             " and the model's context has ", model.context_length)),
+                        "FOREIGN_ARTIFACT");
     }
     return header;
   }

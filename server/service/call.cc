@@ -6,6 +6,7 @@
 #include "kernels/base/status.h"
 #include "kernels/base/strings.h"
 #include "server/metrics/metrics.h"
+#include "server/tenancy/quota.h"
 #include "server/tenancy/reason.h"
 #include "server/tenancy/resource_name.h"
 
@@ -77,6 +78,7 @@ CallCounter::CallCounter(ServiceContext* service, const char* method) : service_
 
 grpc::Status CallCounter::Finish(const absl::Status& status) const {
   service_->metrics->Increment(Metric::kGrpcHandled, {method_, CodeName(status.code())});
+  if (IsQuotaReason(ReasonOf(status))) service_->metrics->Increment(Metric::kAdmissionRejections, {"quota"});
   service_->calls_in_flight.fetch_sub(1);
   return ToGrpcStatus(status);
 }

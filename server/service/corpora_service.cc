@@ -117,12 +117,24 @@ class UploadCall final : public ReadCall<v1::UploadCorpusRequest> {
   absl::Status OnHeader(const v1::UploadHeader& header, bool* done) {
     if (!spec_.upload_id.empty()) return BadField("header", "was sent twice");
     STILLHOUSE_ASSIGN_OR_RETURN(spec_, ParseHeader(caller(), *service()->quota, header));
+    STILLHOUSE_ASSIGN_OR_RETURN(const Quota::Lease bytes, AdmitBytes());  // until the store counts them
     STILLHOUSE_ASSIGN_OR_RETURN(const UploadState state, service()->store->BeginUpload(spec_));
     if (state.corpus) {
       *done = true;
       Respond(*state.corpus);
     }
     return absl::OkStatus();
+  }
+
+  // An upload that goes on takes no more room, nor does a corpus that is there: what becomes of it is the store's to
+  // say.
+  absl::StatusOr<Quota::Lease> AdmitBytes() {
+    Store* const store = service()->store;
+    if (!absl::IsNotFound(store->GetUpload(spec_.tenant, spec_.upload_id).status()) ||
+        !absl::IsNotFound(store->GetCorpus(spec_.tenant, spec_.corpus_id).status())) {
+      return Quota::Lease();
+    }
+    return service()->quota->AdmitBytes(store, spec_.tenant, Stored::kCorpora, spec_.size);
   }
 
   absl::Status OnEnd() override {

@@ -9,9 +9,11 @@
 #include "kernels/base/strings.h"
 #include "server/metrics/metrics.h"
 #include "server/service/pinned_caches.h"
+#include "server/service/prompt.h"
 #include "server/service/query_call.h"
 #include "server/service/scorer.h"
 #include "server/service/validation.h"
+#include "server/tenancy/quota.h"
 #include "server/tenancy/reason.h"
 #include "server/token/tokenizer.h"
 #include "server/token/utf8.h"
@@ -35,7 +37,7 @@ absl::Status Score(ServiceContext* service, const grpc::CallbackServerContext& c
   request.top = in.logprobs();
   request.deadline = Deadline(context);
   request.cancelled = [&context] { return context.IsCancelled(); };
-  request.continuation = service->tokenizer->Encode(in.continuation());
+  STILLHOUSE_ASSIGN_OR_RETURN(request.continuation, EncodeText(*service, "the continuation", in.continuation()));
   if (request.continuation.empty()) return BadField("continuation", "has no tokens in the model's vocabulary");
   std::vector<ChatMessage> messages;
   if (in.has_messages()) {
@@ -43,16 +45,13 @@ absl::Status Score(ServiceContext* service, const grpc::CallbackServerContext& c
   } else if (!in.has_prompt()) {
     return BadField("input", "is missing; send messages or a prompt");
   }
-  STILLHOUSE_ASSIGN_OR_RETURN(const Quota::StreamLease lease, service->quota->AdmitStream(tenant));
+  STILLHOUSE_ASSIGN_OR_RETURN(const Quota::Lease lease, service->quota->AdmitStream(tenant));
   STILLHOUSE_ASSIGN_OR_RETURN(const LiveRequests::Lease live, service->live.Add(tenant, in.request_id()));
+  STILLHOUSE_RETURN_IF_ERROR(service->quota->AdmitRequest(tenant));
+  request.computed = [service, &tenant](int64_t tokens) { service->quota->ChargeTokens(tenant, tokens); };
   STILLHOUSE_ASSIGN_OR_RETURN(PinnedCaches pinned, PinCaches(*service, caller, in.caches()));
+  STILLHOUSE_ASSIGN_OR_RETURN(request.prompt, EncodePrompt(*service, pinned, messages, in.prompt()));
   request.memories = std::move(pinned.memories);
-  const bool after_memory = !request.memories.empty();
-  if (in.has_prompt()) {
-    STILLHOUSE_ASSIGN_OR_RETURN(request.prompt, EncodeRawPrompt(*service->tokenizer, in.prompt(), after_memory));
-  } else {
-    STILLHOUSE_ASSIGN_OR_RETURN(request.prompt, RenderPrompt(*service->chat, messages, after_memory));
-  }
   STILLHOUSE_ASSIGN_OR_RETURN(const ScoreResult result, service->doors.score(request));
 
   double total = 0.0;

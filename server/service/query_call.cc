@@ -8,6 +8,7 @@
 #include "kernels/base/strings.h"
 #include "server/metrics/metrics.h"
 #include "server/service/pinned_caches.h"
+#include "server/service/prompt.h"
 #include "server/tenancy/reason.h"
 
 namespace stillhouse {
@@ -43,7 +44,6 @@ std::string_view EndLabel(const absl::Status& status, FinishReason reason, bool 
 std::string_view RejectionLabel(const absl::Status& status, const std::string& reason) {
   if (reason == "PROMPT_TOO_LONG") return "too_long";
   if (reason == "REQUEST_IN_FLIGHT") return "duplicate";
-  if (reason == "TOO_MANY_STREAMS") return "quota";
   switch (status.code()) {
     case absl::StatusCode::kUnavailable:
       return "queue_full";
@@ -87,10 +87,11 @@ void QueryCall::Prepare() {
   grpc::Status end;
   {
     absl::MutexLock lock(&mutex_);
-    // Refusals of keys, and those of a server that stops, were counted where they were made.
+    // Refusals of keys, and those of a server that stops, were counted where they were made; those of a quota are by
+    // the call's counter.
     const std::string reason = ReasonOf(status);
     const bool ended_by_caller = absl::IsCancelled(status) || absl::IsDeadlineExceeded(status);
-    if (!absl::IsUnauthenticated(status) && reason != "DRAINING" && !ended_by_caller) {
+    if (!absl::IsUnauthenticated(status) && reason != "DRAINING" && !IsQuotaReason(reason) && !ended_by_caller) {
       service_->metrics->Increment(Metric::kAdmissionRejections, {RejectionLabel(status, reason)});
     }
     closed_ = true;
@@ -118,22 +119,17 @@ absl::Status QueryCall::Admit() {
   StreamDecoder::Options decoding;
   decoding.stop = settings_.stop;
   STILLHOUSE_ASSIGN_OR_RETURN(StreamDecoder decoder, StreamDecoder::Create(service_->tokenizer, std::move(decoding)));
-  STILLHOUSE_ASSIGN_OR_RETURN(Quota::StreamLease lease, service_->quota->AdmitStream(tenant_));
+  STILLHOUSE_ASSIGN_OR_RETURN(Quota::Lease lease, service_->quota->AdmitStream(tenant_));
   STILLHOUSE_ASSIGN_OR_RETURN(LiveRequests::Lease live, service_->live.Add(tenant_, request_->request_id()));
+  STILLHOUSE_RETURN_IF_ERROR(service_->quota->AdmitRequest(tenant_));
 
   STILLHOUSE_ASSIGN_OR_RETURN(PinnedCaches pinned, PinCaches(*service_, caller, request_->caches()));
   load_time_ = pinned.load_time;
   slots_ = pinned.slots;
-  const bool after_memory = !pinned.memories.empty();
   GenerationRequest generation;
-  if (request_->has_prompt()) {
-    STILLHOUSE_ASSIGN_OR_RETURN(generation.prompt,
-                                EncodeRawPrompt(*service_->tokenizer, request_->prompt(), after_memory));
-  } else {
-    STILLHOUSE_ASSIGN_OR_RETURN(generation.prompt, RenderPrompt(*service_->chat, messages, after_memory));
-  }
-  int64_t end_position = static_cast<int64_t>(generation.prompt.size());
-  for (const auto& memory : pinned.memories) end_position += memory->next_position;
+  STILLHOUSE_ASSIGN_OR_RETURN(generation.prompt, EncodePrompt(*service_, pinned, messages, request_->prompt()));
+  // The last token drawn needs no position.
+  const int64_t room = RoomAfter(*service_, pinned) - static_cast<int64_t>(generation.prompt.size()) + 1;
   generation.id = live.id();
   generation.tenant = tenant_;
   generation.memories = std::move(pinned.memories);
@@ -151,8 +147,6 @@ absl::Status QueryCall::Admit() {
   for (std::string& warning : pinned.warnings) accepted.add_warnings(std::move(warning));
   accepted.set_prompt_tokens(static_cast<int32_t>(generation.prompt.size()));
   accepted.set_seed(settings_.row.seed);
-  // The last token drawn needs no position.
-  const int64_t room = service_->facts.context_tokens - end_position + 1;
   accepted.set_max_tokens(static_cast<int32_t>(std::min(settings_.max_tokens, room)));
   {
     absl::MutexLock lock(&mutex_);
@@ -209,6 +203,8 @@ bool QueryCall::OnToken(const SampledToken& token) {
 }
 
 void QueryCall::OnFinish(FinishReason reason, const GenerationUsage& usage, const absl::Status& status) {
+  // Not when the client has read its answer: whoever reads slowly owes as much.
+  service_->quota->ChargeTokens(tenant_, usage.prompt_tokens + usage.completion_tokens);
   absl::MutexLock lock(&mutex_);
   ended_ = true;
   reason_ = reason;
@@ -374,7 +370,7 @@ grpc::Status QueryCall::Close(const absl::Status& status) {
   }
   // Before the status is sent: a client that saw the end may use the id again.
   live_ = LiveRequests::Lease();
-  lease_ = Quota::StreamLease();
+  lease_ = Quota::Lease();
   return counter_.Finish(status);
 }
 

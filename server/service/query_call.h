@@ -99,7 +99,7 @@ class QueryCall final : public grpc::ServerWriteReactor<v1::QueryEvent>,
   GenerationUsage usage_ ABSL_GUARDED_BY(mutex_);
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   LiveRequests::Lease live_ ABSL_GUARDED_BY(mutex_);
-  Quota::StreamLease lease_ ABSL_GUARDED_BY(mutex_);
+  Quota::Lease lease_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace stillhouse

@@ -3,6 +3,8 @@
 #define STILLHOUSE_SERVER_SERVICE_READ_CALL_H_
 
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "server/service/call.h"
 #include "server/tenancy/quota.h"
@@ -28,6 +30,8 @@ class ReadCall : public grpc::ServerReadReactor<Request> {
   ServiceContext* service() const { return service_; }
   // Set before the first OnMessage.
   const Caller& caller() const { return *caller_; }
+  // Given back before the caller sees the call's end.
+  void Hold(Quota::Lease lease) { leases_.push_back(std::move(lease)); }
 
  private:
   void OnReadDone(bool ok) override {
@@ -43,7 +47,7 @@ class ReadCall : public grpc::ServerReadReactor<Request> {
       this->StartRead(&message_);
       return;
     }
-    lease_ = Quota::StreamLease();
+    leases_.clear();
     this->Finish(counter_.Finish(status));
   }
 
@@ -54,9 +58,9 @@ class ReadCall : public grpc::ServerReadReactor<Request> {
       if (!caller.ok()) return caller.status();
       absl::Status allowed = CheckTenantKey(*caller);
       if (!allowed.ok()) return allowed;
-      absl::StatusOr<Quota::StreamLease> lease = service_->quota->AdmitStream(caller->tenant);
+      absl::StatusOr<Quota::Lease> lease = service_->quota->AdmitStream(caller->tenant);
       if (!lease.ok()) return lease.status();
-      lease_ = *std::move(lease);
+      Hold(*std::move(lease));
       caller_ = *std::move(caller);
     }
     if (ok) return OnMessage(message_, done);
@@ -69,7 +73,7 @@ class ReadCall : public grpc::ServerReadReactor<Request> {
   CallCounter counter_;
   Request message_;
   std::optional<Caller> caller_;
-  Quota::StreamLease lease_;
+  std::vector<Quota::Lease> leases_;
 };
 
 }  // namespace stillhouse

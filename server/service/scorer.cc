@@ -107,6 +107,7 @@ absl::StatusOr<ScoreResult> Scorer::Score(const ScoreRequest& request) {
           return absl::OkStatus();
         },
         request.deadline));
+    if (request.computed) request.computed(count);
   }
   result.queue_time = began - arrived;
   result.run_time = absl::Now() - began;

@@ -29,7 +29,8 @@ struct ScoreRequest {
   std::vector<int32_t> continuation;  // at least one
   int top = 0;
   absl::Time deadline = absl::InfiniteFuture();
-  std::function<bool()> cancelled;  // whether nobody waits for the result any more; empty: somebody does
+  std::function<bool()> cancelled;        // whether nobody waits for the result any more; empty: somebody does
+  std::function<void(int64_t)> computed;  // called with the tokens of every chunk that was run; may be empty
 };
 
 struct ScoreResult {

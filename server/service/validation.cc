@@ -141,16 +141,17 @@ absl::StatusOr<std::vector<ChatMessage>> ParseMessages(const v1::Messages& messa
 }
 
 absl::StatusOr<std::vector<int32_t>> RenderPrompt(const ChatTemplate& chat, const std::vector<ChatMessage>& messages,
-                                                  bool after_memory) {
-  if (!after_memory) return chat.Render(messages, true);
+                                                  bool after_memory, size_t max_ids) {
+  if (!after_memory) return chat.Render(messages, true, max_ids);
   std::vector<int32_t> ids;
   const auto append = [&ids](const std::vector<int32_t>& more) { ids.insert(ids.end(), more.begin(), more.end()); };
   for (const ChatMessage& message : messages) {
+    const size_t left = max_ids - std::min(max_ids, ids.size());
     if (message.role == "system") {
-      append(chat.EncodeSystem(message.content));
+      append(chat.EncodeSystem(message.content, left));
       continue;
     }
-    STILLHOUSE_ASSIGN_OR_RETURN(const std::vector<int32_t> turn, chat.EncodeTurn(message.role, message.content));
+    STILLHOUSE_ASSIGN_OR_RETURN(const std::vector<int32_t> turn, chat.EncodeTurn(message.role, message.content, left));
     append(turn);
   }
   append(chat.GenerationPrompt());
@@ -158,10 +159,10 @@ absl::StatusOr<std::vector<int32_t>> RenderPrompt(const ChatTemplate& chat, cons
 }
 
 absl::StatusOr<std::vector<int32_t>> EncodeRawPrompt(const Tokenizer& tokenizer, std::string_view prompt,
-                                                     bool after_memory) {
+                                                     bool after_memory, size_t max_ids) {
   if (prompt.empty()) return BadField("prompt", "is empty; write at least one character");
   if (!IsValidUtf8(prompt)) return BadField("prompt", "is not UTF-8");
-  std::vector<int32_t> ids = tokenizer.Encode(prompt);
+  std::vector<int32_t> ids = tokenizer.Encode(prompt, /*parse_control=*/false, max_ids);
   if (ids.empty()) return BadField("prompt", "has no tokens: the model's vocabulary lacks its bytes");
   if (!after_memory && tokenizer.add_bos() && tokenizer.bos()) ids.insert(ids.begin(), *tokenizer.bos());
   return ids;

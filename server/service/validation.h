@@ -2,6 +2,7 @@
 #ifndef STILLHOUSE_SERVER_SERVICE_VALIDATION_H_
 #define STILLHOUSE_SERVER_SERVICE_VALIDATION_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -56,11 +57,12 @@ absl::StatusOr<QuerySettings> ParseSampling(const v1::SamplingOptions& options, 
 absl::StatusOr<std::vector<ChatMessage>> ParseMessages(const v1::Messages& messages);
 
 // Token ids of a conversation. After memories, which hold the conversation's opening, only the turns themselves.
+// Of more than `max_ids` they give more than that, but not all.
 absl::StatusOr<std::vector<int32_t>> RenderPrompt(const ChatTemplate& chat, const std::vector<ChatMessage>& messages,
-                                                  bool after_memory);
+                                                  bool after_memory, size_t max_ids = SIZE_MAX);
 // Token ids of a raw prompt. INVALID_ARGUMENT if it is empty.
 absl::StatusOr<std::vector<int32_t>> EncodeRawPrompt(const Tokenizer& tokenizer, std::string_view prompt,
-                                                     bool after_memory);
+                                                     bool after_memory, size_t max_ids = SIZE_MAX);
 
 }  // namespace stillhouse
 

@@ -109,9 +109,11 @@ absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Create(const Tokeniz
 }
 
 // Role, line end and text are encoded as one piece, as the reference does: words may merge across the line end.
-void ChatTemplate::AppendHeader(std::string_view role, std::string_view text, std::vector<int32_t>* ids) const {
+void ChatTemplate::AppendHeader(std::string_view role, std::string_view text, size_t max_ids,
+                                std::vector<int32_t>* ids) const {
   const auto append = [&](std::string_view piece) {
-    const std::vector<int32_t> more = tokenizer_->Encode(piece);
+    const size_t left = max_ids - std::min(max_ids, ids->size());
+    const std::vector<int32_t> more = tokenizer_->Encode(piece, /*parse_control=*/false, left);
     ids->insert(ids->end(), more.begin(), more.end());
   };
   const std::string_view preamble = role == "system" ? std::string_view(system_preamble_) : std::string_view();
@@ -133,25 +135,26 @@ void ChatTemplate::AppendEnd(std::vector<int32_t>* ids) const {
   }
 }
 
-void ChatTemplate::AppendTurn(std::string_view role, std::string_view text, std::vector<int32_t>* ids) const {
+void ChatTemplate::AppendTurn(std::string_view role, std::string_view text, size_t max_ids,
+                              std::vector<int32_t>* ids) const {
   if (format_ == ChatFormat::kLlama3)
     text = ToStd(absl::StripAsciiWhitespace(ToAbsl(text)));  // its template trims every content
-  AppendHeader(role, text, ids);
+  AppendHeader(role, text, max_ids, ids);
   AppendEnd(ids);
 }
 
 absl::StatusOr<std::vector<int32_t>> ChatTemplate::Render(absl::Span<const ChatMessage> messages,
-                                                          bool add_generation_prompt) const {
+                                                          bool add_generation_prompt, size_t max_ids) const {
   if (messages.empty()) return absl::InvalidArgumentError("a conversation needs at least one message");
   std::vector<int32_t> ids = Opening();
   if (messages[0].role != "system" && default_system_message_.has_value()) {
-    AppendTurn("system", *default_system_message_, &ids);
+    AppendTurn("system", *default_system_message_, max_ids, &ids);
   }
   for (const ChatMessage& message : messages) {
     if (!IsKnownRole(message.role)) return UnknownRole(message.role);
-    AppendTurn(message.role, message.content, &ids);
+    AppendTurn(message.role, message.content, max_ids, &ids);
   }
-  if (add_generation_prompt) AppendHeader("assistant", "", &ids);
+  if (add_generation_prompt) AppendHeader("assistant", "", SIZE_MAX, &ids);
   return ids;
 }
 
@@ -161,28 +164,29 @@ std::vector<int32_t> ChatTemplate::Opening() const {
   return ids;
 }
 
-std::vector<int32_t> ChatTemplate::EncodeSystem(std::string_view text) const {
+std::vector<int32_t> ChatTemplate::EncodeSystem(std::string_view text, size_t max_ids) const {
   std::vector<int32_t> ids;
-  AppendTurn("system", text, &ids);
+  AppendTurn("system", text, max_ids, &ids);
   return ids;
 }
 
-absl::StatusOr<std::vector<int32_t>> ChatTemplate::EncodeTurn(std::string_view role, std::string_view text) const {
+absl::StatusOr<std::vector<int32_t>> ChatTemplate::EncodeTurn(std::string_view role, std::string_view text,
+                                                              size_t max_ids) const {
   if (!IsKnownRole(role)) return UnknownRole(role);
   std::vector<int32_t> ids;
-  AppendTurn(role, text, &ids);
+  AppendTurn(role, text, max_ids, &ids);
   return ids;
 }
 
 std::vector<int32_t> ChatTemplate::GenerationPrompt() const {
   std::vector<int32_t> ids;
-  AppendHeader("assistant", "", &ids);
+  AppendHeader("assistant", "", SIZE_MAX, &ids);
   return ids;
 }
 
 std::vector<int32_t> ChatTemplate::SystemHeader() const {
   std::vector<int32_t> ids;
-  AppendHeader("system", "", &ids);
+  AppendHeader("system", "", SIZE_MAX, &ids);
   return ids;
 }
 

@@ -1,6 +1,7 @@
 #ifndef STILLHOUSE_SERVER_TOKEN_CHAT_TEMPLATE_H_
 #define STILLHOUSE_SERVER_TOKEN_CHAT_TEMPLATE_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -43,15 +44,18 @@ class ChatTemplate {
   static absl::StatusOr<std::unique_ptr<ChatTemplate>> Create(const Tokenizer* tokenizer, std::string_view source);
 
   // The whole prompt. The first message may be a system one; without it the default system message is rendered, if the
-  // model has one. INVALID_ARGUMENT for no messages or an unknown role.
-  absl::StatusOr<std::vector<int32_t>> Render(absl::Span<const ChatMessage> messages, bool add_generation_prompt) const;
+  // model has one. INVALID_ARGUMENT for no messages or an unknown role. Of more than `max_ids` it gives more than
+  // that, but not all.
+  absl::StatusOr<std::vector<int32_t>> Render(absl::Span<const ChatMessage> messages, bool add_generation_prompt,
+                                              size_t max_ids = SIZE_MAX) const;
 
   // What a conversation begins with, before any turn: BOS or nothing.
   std::vector<int32_t> Opening() const;
   // A whole system turn, without Opening.
-  std::vector<int32_t> EncodeSystem(std::string_view text) const;
+  std::vector<int32_t> EncodeSystem(std::string_view text, size_t max_ids = SIZE_MAX) const;
   // A whole turn. INVALID_ARGUMENT for an unknown role.
-  absl::StatusOr<std::vector<int32_t>> EncodeTurn(std::string_view role, std::string_view text) const;
+  absl::StatusOr<std::vector<int32_t>> EncodeTurn(std::string_view role, std::string_view text,
+                                                  size_t max_ids = SIZE_MAX) const;
   // The assistant's header, after which the model speaks.
   std::vector<int32_t> GenerationPrompt() const;
 
@@ -75,8 +79,8 @@ class ChatTemplate {
 
  private:
   explicit ChatTemplate(const Tokenizer* tokenizer) : tokenizer_(tokenizer) {}
-  void AppendTurn(std::string_view role, std::string_view text, std::vector<int32_t>* ids) const;
-  void AppendHeader(std::string_view role, std::string_view after, std::vector<int32_t>* ids) const;
+  void AppendTurn(std::string_view role, std::string_view text, size_t max_ids, std::vector<int32_t>* ids) const;
+  void AppendHeader(std::string_view role, std::string_view after, size_t max_ids, std::vector<int32_t>* ids) const;
   void AppendEnd(std::vector<int32_t>* ids) const;
 
   const Tokenizer* tokenizer_;

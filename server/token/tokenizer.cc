@@ -23,6 +23,9 @@
 namespace stillhouse {
 namespace {
 
+// A text has at most so many times the bytes of its NFC: 3.5 times, where U+1FBE U+0308 U+0301 become U+0390.
+constexpr size_t kMaxNfcShrinking = 4;
+
 constexpr size_t kMaxTokens = 1 << 22;
 constexpr size_t kMaxMerges = 1 << 22;
 constexpr size_t kMaxTokenBytes = 1 << 16;
@@ -151,17 +154,21 @@ struct Tokenizer::Impl {
   bool add_bos = false;
   std::vector<int32_t> end_of_generation;
   std::string fingerprint;
+  size_t max_bytes_per_id = 0;
 
   absl::Status Build(TokenizerData data);
 
   // One call of Encode.
   struct Run {
-    Run(const Impl& impl, size_t text_size) : impl(impl), cursor(*impl.splitter), cache(text_size) {}
+    Run(const Impl& impl, size_t text_size, size_t max_ids)
+        : impl(impl), max_ids(max_ids), cursor(*impl.splitter), cache(text_size) {}
+    bool full() const { return ids.size() > max_ids; }
     void Plain(std::string_view text);
     void Valid(std::string_view text);
     void Word(std::string_view word);
 
     const Impl& impl;
+    const size_t max_ids;
     WordSplitter::Cursor cursor;
     WordCache cache;
     BpeMerges::Scratch scratch;
@@ -230,6 +237,10 @@ absl::Status Tokenizer::Impl::Build(TokenizerData data) {
     const auto it = normal.find(ByteToAlphabet(static_cast<uint8_t>(b)));
     if (it != normal.end()) byte_ids[b] = it->second;
   }
+  if (std::find(byte_ids.begin(), byte_ids.end(), -1) == byte_ids.end()) {
+    for (const std::string& of_id : bytes) max_bytes_per_id = std::max(max_bytes_per_id, of_id.size());
+    if (pre == PreTokenizer::kQwen2) max_bytes_per_id *= kMaxNfcShrinking;
+  }
 
   merges = std::make_unique<BpeMerges>(byte_ids, data.merges.size(), longest);
   absl::flat_hash_map<std::string_view, int32_t, StringHash> all;
@@ -287,7 +298,7 @@ void Tokenizer::Impl::Run::Valid(std::string_view text) {
     cache.Forget();  // it holds views of the words
   }
   cursor.Reset(text);
-  for (std::string_view word = cursor.Next(); !word.empty(); word = cursor.Next()) Word(word);
+  for (std::string_view word = cursor.Next(); !word.empty() && !full(); word = cursor.Next()) Word(word);
   if (normalized.has_value()) cache.Forget();
 }
 
@@ -295,10 +306,12 @@ void Tokenizer::Impl::Run::Plain(std::string_view text) {
   while (!text.empty()) {
     const size_t valid = ValidUtf8Prefix(text);
     if (valid > 0) Valid(text.substr(0, valid));
+    if (full()) return;
     text.remove_prefix(valid);
     size_t bad = 0;
     while (bad < text.size() && Utf8SequenceLength(text.substr(bad, 4)) == 0) ++bad;
     if (bad > 0) Word(text.substr(0, bad));
+    if (full()) return;
     text.remove_prefix(bad);
   }
 }
@@ -312,13 +325,13 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Create(TokenizerData data)
 Tokenizer::Tokenizer(std::unique_ptr<const Impl> impl) : impl_(std::move(impl)) {}
 Tokenizer::~Tokenizer() = default;
 
-std::vector<int32_t> Tokenizer::Encode(std::string_view text, bool parse_control) const {
-  Impl::Run run(*impl_, text.size());
+std::vector<int32_t> Tokenizer::Encode(std::string_view text, bool parse_control, size_t max_ids) const {
+  Impl::Run run(*impl_, text.size(), max_ids);
   const SpecialTokens& special = parse_control ? impl_->user_defined_and_control : impl_->user_defined;
-  while (!text.empty()) {
+  while (!text.empty() && !run.full()) {
     const SpecialTokens::Match match = special.FindFirst(text);
     run.Plain(text.substr(0, match.begin));
-    if (match.id < 0) break;
+    if (match.id < 0 || run.full()) break;
     run.ids.push_back(match.id);
     text.remove_prefix(match.begin + match.size);
   }
@@ -333,6 +346,8 @@ std::string Tokenizer::Decode(absl::Span<const int32_t> ids, bool skip_control) 
   }
   return text;
 }
+
+size_t Tokenizer::max_bytes_per_id() const { return impl_->max_bytes_per_id; }
 
 std::string_view Tokenizer::TokenBytes(int32_t id) const {
   if (id < 0 || id >= vocab_size()) return {};

@@ -73,7 +73,12 @@ class Tokenizer {
   // that the server or an operator wrote. Time is O(n log n) in the longest word; memory beside the result is bounded
   // by a constant (words of more than 1 MiB are merged in overlapping windows of that size) plus, for Qwen2, the
   // normalised text.
-  std::vector<int32_t> Encode(std::string_view text, bool parse_control = false) const;
+  // With more than `max_ids` ids it stops within a word of the first that is too many.
+  std::vector<int32_t> Encode(std::string_view text, bool parse_control = false, size_t max_ids = SIZE_MAX) const;
+
+  // Bytes of text that one id of a plain Encode takes at most: a text of more than n times as many has more than n ids.
+  // 0: no such bound, for there are bytes that have no token.
+  size_t max_bytes_per_id() const;
 
   // The raw bytes of the ids, not necessarily UTF-8 (StreamDecoder makes them so). Ids outside the vocabulary add
   // nothing.

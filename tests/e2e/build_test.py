@@ -167,9 +167,9 @@ class Builds(ServerCase):
             self.assertIn("layer.0.k", f.keys())
             self.assertEqual(list(f.get_tensor("layer.0.k").shape)[1], cache.slots)
 
-        def imported(cache_id, content):
+        def imported(cache_id, content, corpus="doc"):
             yield caches_pb2.ImportCacheRequest(header=caches_pb2.ImportHeader(
-                parent="tenants/default/corpora/doc", cache_id=cache_id, size_bytes=len(content),
+                parent=f"tenants/default/corpora/{corpus}", cache_id=cache_id, size_bytes=len(content),
                 sha256=hashlib.sha256(content).hexdigest()))
             for begin in range(0, len(content), CHUNK):
                 yield caches_pb2.ImportCacheRequest(chunk=caches_pb2.FileChunk(offset=begin, data=content[begin:begin + CHUNK]))
@@ -184,17 +184,28 @@ class Builds(ServerCase):
             with self.assert_code(CODE.NOT_FOUND):
                 self.server.caches.GetCache(caches_pb2.GetCacheRequest(name=cache_name("doc", f"broken-{i}")))
         self.assertEqual(self.server.caches.ImportCache(imported("noted", with_note(data, "x" * 1000))).slots, cache.slots)
+        self.server.upload("another", DOCUMENT[:361])
+        with self.assert_code(CODE.FAILED_PRECONDITION) as caught:
+            self.server.caches.ImportCache(imported("foreign", data, "another"))
+        self.assertEqual(self.reason(caught), "FOREIGN_DOCUMENT")
+        with self.assert_code(CODE.FAILED_PRECONDITION) as caught:
+            self.server.caches.ImportCache(imported("endless", altered(data, lambda d: d.update(logical_length=512))))
+        self.assertIn("512", caught.exception.details())
         with self.assert_code(CODE.INVALID_ARGUMENT):  # lists would carry it
             self.server.caches.ImportCache(imported("verbose", with_note(data, "x" * (64 << 10))))
 
 
 def with_note(artifact, note):
-    """The artifact with `note` in its recipe and the digest that FORMAT.md asks for."""
+    return altered(artifact, lambda described: described["hyperparameters"].update(note=note))
+
+
+def altered(artifact, change):
+    """The artifact with its description changed, and the digest that FORMAT.md asks for."""
     length = int.from_bytes(artifact[:8], "little")
     header = json.loads(artifact[8:8 + length])
     meta = header["__metadata__"]
     described = json.loads(meta["stillhouse.artifact"])
-    described["hyperparameters"]["note"] = note
+    change(described)
     header["__metadata__"] = {"stillhouse.sha256": "0" * 64, "stillhouse.artifact": json.dumps(described)}
     text = json.dumps(header, separators=(",", ":")).encode()
     whole = len(text).to_bytes(8, "little") + text + artifact[8 + length:]

@@ -13,8 +13,9 @@ import unittest
 import urllib.request
 
 import grpc
-from stillhouse.v1 import caches_pb2, caches_pb2_grpc, corpora_pb2, corpora_pb2_grpc, inference_pb2, inference_pb2_grpc
-from stillhouse.v1 import operations_pb2, operations_pb2_grpc, server_pb2, server_pb2_grpc, tenants_pb2_grpc, types_pb2
+from stillhouse.v1 import caches_pb2, caches_pb2_grpc, corpora_pb2, corpora_pb2_grpc, errors_pb2, inference_pb2
+from stillhouse.v1 import inference_pb2_grpc, operations_pb2, operations_pb2_grpc, server_pb2, server_pb2_grpc
+from stillhouse.v1 import tenants_pb2_grpc, types_pb2
 
 BUILD = os.environ["STILLHOUSE_BUILD"]
 READY_SECONDS = 60
@@ -221,6 +222,13 @@ class ServerCase(unittest.TestCase):
         self.assertTrue(details, "an error without a sentence")
         for inside in (self.folder, os.path.dirname(BUILD), tempfile.gettempdir(), ".cc:", "0x"):
             self.assertNotIn(inside, details)
+
+    @staticmethod
+    def reason(caught):
+        status = errors_pb2.Status.FromString(dict(caught.exception.trailing_metadata())["grpc-status-details-bin"])
+        info = errors_pb2.ErrorInfo()
+        assert status.details[0].Unpack(info)
+        return info.reason
 
     def eventually(self, condition, seconds=20, what="the condition"):
         deadline = time.monotonic() + seconds

@@ -6,8 +6,8 @@ import tempfile
 import unittest
 
 import grpc
-from harness import BUILD, DOCUMENT, Server, tiny_model, upload_messages
-from stillhouse.v1 import caches_pb2, corpora_pb2, inference_pb2, server_pb2, tenants_pb2
+from harness import BUILD, DOCUMENT, Server, ServerCase, tiny_model, upload_messages
+from stillhouse.v1 import caches_pb2, corpora_pb2, inference_pb2, server_pb2, tenants_pb2, types_pb2
 
 CODE = grpc.StatusCode
 ADMIN = "a" * 40
@@ -93,6 +93,46 @@ class Keys(unittest.TestCase):
         self.server.stop()
         self.server.start()
         self.server.corpora.ListCorpora(corpora_pb2.ListCorporaRequest(), metadata=self.of("ada"))
+
+
+class Quotas(ServerCase):
+    TEXT = DOCUMENT[:300]
+    FLAGS = ("--max-stored-corpora", str(2 * len(TEXT)), "--max-stored-caches", "1MiB", "--requests-per-minute", "2",
+             "--tokens-per-minute", "1000000")
+
+    def test_bytes_and_requests(self):
+        server = self.server
+        server.upload("one", self.TEXT)
+        server.upload("two", self.TEXT)
+        with self.assert_code(CODE.RESOURCE_EXHAUSTED) as caught:
+            server.upload("three", self.TEXT)
+        self.assertEqual(self.reason(caught), "TOO_MANY_CORPORA_BYTES")
+        server.upload("one", self.TEXT)  # it is there
+        server.corpora.DeleteCorpus(corpora_pb2.DeleteCorpusRequest(name="tenants/default/corpora/two"))
+        server.upload("three", self.TEXT)
+
+        full = lambda cache_id: server.build("one", cache_id, method=types_pb2.FULL,
+                                             evaluation=caches_pb2.EvaluationOptions(skip=True))
+        stored, done = 0, full("k0")
+        self.assertFalse(done.HasField("error"), done.error.message)
+        while not done.HasField("error"):
+            stored += 1
+            self.assertLess(stored, 100)
+            done = full(f"k{stored}")
+        self.assertEqual(done.error.code, CODE.RESOURCE_EXHAUSTED.value[0])
+        self.assertIn("caches", done.error.message)
+        caches = server.caches.ListCaches(caches_pb2.ListCachesRequest(parent="tenants/default/corpora/one")).caches
+        self.assertEqual(len(caches), stored)
+        self.assertLessEqual(sum(c.artifact_bytes for c in caches), 1 << 20)
+        server.caches.DeleteCache(caches_pb2.DeleteCacheRequest(name=caches[0].name))
+        self.assertFalse(full("again").HasField("error"))
+
+        for _ in range(2):
+            server.query("q", max_tokens=1)
+        with self.assert_code(CODE.RESOURCE_EXHAUSTED) as caught:
+            server.query("q", max_tokens=1)
+        self.assertEqual(self.reason(caught), "REQUESTS_PER_MINUTE")
+        self.assertEqual(server.metric("stillhouse_admission_rejections_total", reason="quota"), 2)
 
 
 class Listening(unittest.TestCase):

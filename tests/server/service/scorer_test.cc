@@ -37,9 +37,12 @@ TEST_F(ScorerTest, EveryTokenOfTheContinuationIsScored) {
 TEST_F(ScorerTest, EndsWhenNobodyWaits) {
   request_.continuation.assign(400, request_.prompt[0]);
   int asked = 0;
+  int64_t computed = 0;
+  request_.computed = [&computed](int64_t tokens) { computed += tokens; };
   request_.cancelled = [&asked] { return ++asked > 1; };  // between the first chunk and the second
   EXPECT_EQ(scorer_->Score(request_).status().code(), absl::StatusCode::kCancelled);
   EXPECT_EQ(asked, 2);
+  EXPECT_EQ(computed, 256);  // the first chunk, and no more
 }
 
 TEST_F(ScorerTest, EndsAtTheDeadline) {

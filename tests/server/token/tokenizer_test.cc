@@ -130,6 +130,36 @@ TEST(TokenizerTest, BytesWithoutATokenVanish) {
   EXPECT_EQ(tokenizer->Encode("\x04\x04"), Ids{});
 }
 
+TEST(TokenizerTest, AnIdTakesABoundedNumberOfBytes) {
+  EXPECT_EQ(Make(ByteData(PreTokenizer::kGpt2, {" longest", "word"}))->max_bytes_per_id(), 8u);
+  TokenizerData lacking = ByteData(PreTokenizer::kGpt2);
+  lacking.tokens.erase(lacking.tokens.begin() + 'x');
+  const auto without_x = Make(lacking);
+  EXPECT_TRUE(without_x->Encode(std::string(1000, 'x')).empty());
+  EXPECT_EQ(without_x->max_bytes_per_id(), 0u);
+  // Normalising makes a text shorter: seven bytes become two, and these one token.
+  TokenizerData greek = ByteData(PreTokenizer::kQwen2, {"\xce\x90"});
+  greek.merges = {{BytesToAlphabet("\xce"), BytesToAlphabet("\x90")}};
+  const auto qwen = Make(greek);
+  const std::string spelled = "\u1fbe\u0308\u0301";
+  EXPECT_EQ(qwen->Encode(spelled).size(), 1u);
+  EXPECT_GE(qwen->max_bytes_per_id(), spelled.size());
+}
+
+TEST(TokenizerTest, EncodingStopsWhereThereAreTooMany) {
+  const auto tokenizer = Make(TinyTokenizerData());
+  std::string text;
+  for (int i = 0; i < 500; ++i) text += i % 50 == 49 ? "\xff\xfe word" : " word";
+  const Ids all = tokenizer->Encode(text);
+  for (const size_t most : {size_t{0}, size_t{1}, size_t{40}, all.size() - 1}) {
+    const Ids some = tokenizer->Encode(text, false, most);
+    EXPECT_GT(some.size(), most);
+    EXPECT_LE(some.size(), most + 8);  // the rest of a word
+    EXPECT_TRUE(std::equal(some.begin(), some.end(), all.begin()));
+  }
+  EXPECT_EQ(tokenizer->Encode(text, false, all.size()), all);
+}
+
 TEST(TokenizerTest, ByteTokensStandForMissingBytes) {
   TokenizerData data = ByteData(PreTokenizer::kGpt2);
   data.types.assign(256, TokenType::kNormal);
